@@ -1,0 +1,5 @@
+"""Attention in which every query reads one contiguous span of key rows."""
+
+from pallas_kernels.span_attention.api import Implementation, span_attention
+
+__all__ = ["Implementation", "span_attention"]
