@@ -1,0 +1,78 @@
+"""What every checkpoint format looks like to model assembly: named tensors, read one at a time.
+
+Names are Hugging Face names whatever the file format, for example
+`model.layers.0.self_attn.q_proj.weight`; linear weights are [out, in].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import ml_dtypes
+import numpy as np
+
+READ_DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
+
+# Elements converted at a time: 4 MiB as float32, so that what is in flight stays in the cache.
+BLOCK_ELEMENTS = 1 << 20
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be loaded as it is; the message is one line naming file and tensor."""
+
+
+class TensorSource(Protocol):
+    """Tensors of one checkpoint. Instances are safe to read from several threads.
+
+    Attributes:
+        description: the path, for error messages.
+        norm_scales_include_one: True when norm scales are stored as the full multiplier although the
+            model family defines them as 1 + w (GGUF files of Gemma); False when stored as the family
+            defines them.
+    """
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def norm_scales_include_one(self) -> bool: ...
+
+    def names(self) -> frozenset[str]:
+        """Every tensor in the checkpoint; one that has no Hugging Face name has its raw name."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor. CheckpointError when there is none of that name."""
+        ...
+
+    def read(self, name: str, dtype: np.dtype | type) -> np.ndarray:
+        """A new array of that tensor in float32 or bfloat16; peak memory is the array and one block."""
+        ...
+
+
+def checked_dtype(call: str, dtype: np.dtype | type) -> np.dtype:
+    """The numpy dtype, after refusing everything but float32 and bfloat16."""
+    resolved = np.dtype(dtype)
+    if resolved not in READ_DTYPES:
+        raise ValueError(f"{call} takes dtype float32 or bfloat16; got {resolved}")
+    return resolved
+
+
+def read_by_row_blocks(
+    shape: tuple[int, ...], dtype: np.dtype, rows_of: Callable[[int, int], np.ndarray]
+) -> np.ndarray:
+    """An array of `shape` filled from `rows_of(start, end)`, the first axis cut into blocks of rows.
+
+    `rows_of` returns any real dtype in the rows' shape; the cast to `dtype` rounds to nearest even.
+    """
+    out = np.empty(shape, dtype)
+    if out.size == 0:
+        return out
+    rows = shape[0] if shape else 1
+    view = out.reshape(rows, -1)
+    block_rows = max(1, BLOCK_ELEMENTS // view.shape[1])
+    for start in range(0, rows, block_rows):
+        end = min(start + block_rows, rows)
+        view[start:end] = rows_of(start, end).reshape(end - start, -1)
+    return out
