@@ -12,6 +12,7 @@ import operator
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxinfer.spans.flags import ImageFlags, check_flags
 
@@ -35,7 +36,7 @@ class ImageRunTooLongError(ValueError):
         return (
             f"plan_prefill_chunks(max_chunk={self.max_chunk}) must hold every image run whole; got a run of "
             f"{self.run_len} columns at column {self.start} against chunks of at most {self.max_chunk}; "
-            f"raise max_chunk to {self.run_len} or put text between the images"
+            f"raise max_chunk to at least {self.run_len}"
         )
 
 
@@ -64,7 +65,7 @@ def chunk_splits_image_run(is_image: ImageFlags, chunk_end: int | jax.Array | np
         raise ValueError(
             f"chunk_splits_image_run(chunk_end=...) must be one int or int32; got {end.dtype} {end.shape}"
         )
-    if isinstance(flags, jax.core.Tracer) or isinstance(end, jax.core.Tracer):
+    if isinstance(flags, Tracer) or isinstance(end, Tracer):
         return _cuts_between(jnp.asarray(flags), jnp.asarray(end))
     number = int(end)
     host = np.asarray(flags)
@@ -99,7 +100,7 @@ def plan_prefill_chunks(is_image: ImageFlags, max_chunk: int) -> tuple[tuple[int
         ValueError: `is_image` is not bool [n] or is traced, or `max_chunk` is not an int of at least 1.
     """
     flags = check_flags(is_image, "plan_prefill_chunks", axes="[n]", rank=1)
-    if isinstance(flags, jax.core.Tracer):
+    if isinstance(flags, Tracer):
         raise ValueError("plan_prefill_chunks(is_image=...) must be known on the host; got a traced array")
     size = _chunk_size(max_chunk)
     host = np.asarray(flags)
@@ -112,7 +113,7 @@ def plan_prefill_chunks(is_image: ImageFlags, max_chunk: int) -> tuple[tuple[int
     while start < host.shape[0]:
         end = min(start + size, host.shape[0])
         if chunk_splits_image_run(host, end):
-            # The run that spans `end` begins after `start`, since it fits a chunk and no chunk begins inside it.
+            # That run begins after `start`: it fits a chunk, and no chunk begins inside a run.
             end = int(run_starts[np.searchsorted(run_starts, end) - 1])
         chunks.append((start, end))
         start = end
