@@ -1,0 +1,65 @@
+"""Where pulled models lie, and which checkpoint a name stands for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from jaxinfer.loading.fingerprint import file_digest
+from jaxinfer.loading.known_models import KNOWN_MODELS, KnownModel
+
+CACHE_ENV = "JAXINFER_CACHE"
+
+
+class ModelNotPulledError(FileNotFoundError):
+    """A known model that is not in the cache yet. `name` is the model's."""
+
+    def __init__(self, name: str):
+        super().__init__(f"model {name!r} is not in {cache_dir()}: run `jaxinfer pull {name}`")
+        self.name = name
+
+
+def cache_dir() -> Path:
+    """$JAXINFER_CACHE, else the platform's cache folder for jaxinfer (~/.cache/jaxinfer on Linux)."""
+    if chosen := os.environ.get(CACHE_ENV):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
+        return Path(local) / "jaxinfer"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "jaxinfer"
+
+
+def model_path(model: KnownModel) -> Path:
+    """Where the model's file lies once it is pulled."""
+    return cache_dir() / "models" / model.name / model.filename
+
+
+def is_pulled(model: KnownModel) -> bool:
+    """True when the model's file is in the cache, whole and with the pinned digest."""
+    path = model_path(model)
+    return path.is_file() and path.stat().st_size == model.num_bytes and file_digest(path) == model.sha256
+
+
+def resolve(name_or_path: str | Path) -> Path:
+    """The checkpoint that a known name, a directory or a .gguf file stands for.
+
+    A known name wins over a directory of the same name: write `./name` for that.
+
+    Raises:
+        ModelNotPulledError: a known model that is not in the cache.
+        ValueError: neither a known name nor a directory nor a .gguf file.
+    """
+    if isinstance(name_or_path, str) and name_or_path in KNOWN_MODELS:
+        model = KNOWN_MODELS[name_or_path]
+        if not is_pulled(model):
+            raise ModelNotPulledError(model.name)
+        return model_path(model)
+    path = Path(name_or_path).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    problem = "is not a .gguf file" if path.is_file() else "does not exist"
+    raise ValueError(
+        f"model {str(name_or_path)!r} {problem}: pass a directory with safetensors, a .gguf file or a "
+        f"known name ({', '.join(KNOWN_MODELS)})"
+    )
