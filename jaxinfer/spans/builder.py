@@ -7,6 +7,7 @@ not drag its floor.
 
 from __future__ import annotations
 
+import functools
 import operator
 
 import flax.struct
@@ -110,16 +111,27 @@ def key_spans(
     check_policy(policy, "key_spans")
     flags = check_flags(is_image, "key_spans", axes="[..., T]", rank=None)
     reach = 0 if window is None else _static_int(window, "key_spans", "window")
-    query = _query_positions(flags.shape, offset)
-    lo = jnp.maximum(query - jnp.int32(reach - 1), 0) if reach else jnp.zeros_like(query)
+    start = _checked_offset(offset, flags.shape)
+    run_flags = flags
     if policy is MaskPolicy.CAUSAL or flags.shape[-1] <= 1 or known_text_only(flags):
+        run_flags = None
+    shape = (*np.broadcast_shapes(flags.shape[:-1], start.shape), flags.shape[-1])
+    return _spans(start, run_flags, shape=shape, reach=reach)
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "reach"))  # one dispatch when called outside jit
+def _spans(offset: jax.Array, run_flags: jax.Array | None, *, shape: tuple[int, ...], reach: int) -> KeySpans:
+    """Returns the spans of columns of `shape`; `run_flags` None: no column reads forward, reach 0: lo = 0."""
+    first = jnp.broadcast_to(jnp.expand_dims(offset, -1), shape)
+    query = first + lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)
+    lo = jnp.maximum(query - jnp.int32(reach - 1), 0) if reach else jnp.zeros_like(query)
+    if run_flags is None:
         return KeySpans(lo=lo, hi=query)
-    return KeySpans(lo=lo, hi=query + jnp.broadcast_to(_columns_left_in_run(flags), query.shape))
+    return KeySpans(lo=lo, hi=query + jnp.broadcast_to(_columns_left_in_run(run_flags), shape))
 
 
-def _columns_left_in_run(flags: jax.Array | np.ndarray) -> jax.Array:
+def _columns_left_in_run(flags: jax.Array) -> jax.Array:
     """Returns how many columns of its own run follow each column, 0 for text: int32 [..., T], T >= 2."""
-    flags = jnp.asarray(flags)
     index = lax.broadcasted_iota(jnp.int32, flags.shape, flags.ndim - 1)
     ends_here = ~jnp.concatenate([flags[..., 1:], jnp.zeros_like(flags[..., :1])], axis=-1)
     # The nearest end at or after a column: ends are the only indices below T in the minimum.
@@ -127,8 +139,8 @@ def _columns_left_in_run(flags: jax.Array | np.ndarray) -> jax.Array:
     return jnp.where(flags, run_end - index, 0)
 
 
-def _query_positions(shape: tuple[int, ...], offset: int | jax.Array | np.ndarray) -> jax.Array:
-    """Returns the absolute position of every column: int32, `shape` with leading axes broadcast."""
+def _checked_offset(offset: int | jax.Array | np.ndarray, shape: tuple[int, ...]) -> jax.Array | np.ndarray:
+    """Returns `offset` as int32 that broadcasts against the leading axes of flags of `shape`."""
     if not isinstance(offset, jax.Array | np.ndarray):
         offset = np.asarray(_static_int(offset, "key_spans", "offset"), np.int32)
     if offset.dtype != np.int32:
@@ -142,15 +154,13 @@ def _query_positions(shape: tuple[int, ...], offset: int | jax.Array | np.ndarra
             f"got {offset}"
         )
     try:
-        leading = np.broadcast_shapes(shape[:-1], offset.shape)
+        np.broadcast_shapes(shape[:-1], offset.shape)
     except ValueError:
         raise ValueError(
             f"key_spans(offset=...) must broadcast against the leading axes {shape[:-1]} of is_image; "
             f"got {offset.shape}; pass one offset a row, or one for all"
         ) from None
-    full = (*leading, shape[-1])
-    first = jnp.broadcast_to(jnp.expand_dims(jnp.asarray(offset), -1), full)
-    return first + lax.broadcasted_iota(jnp.int32, full, len(full) - 1)
+    return offset
 
 
 def _static_int(value: object, caller: str, name: str) -> int:

@@ -59,12 +59,19 @@ def batch_span_ends(
                 f"batch_span_ends({name}=...) must be int32 [C], C = {flags.shape[0]} as in is_image; "
                 f"got {found.dtype} {found.shape}"
             )
-    positions, sequence_ids = jnp.asarray(positions), jnp.asarray(sequence_ids)
-    real = sequence_ids > PADDING_ID
+    run_flags = flags
     if policy is MaskPolicy.CAUSAL or flags.shape[0] <= 1 or known_text_only(flags):
-        ends = positions
-    else:
-        in_run = jnp.asarray(flags) & real
+        run_flags = None
+    return _ends(positions, sequence_ids, run_flags)
+
+
+@jax.jit  # one dispatch when called outside jit
+def _ends(positions: jax.Array, sequence_ids: jax.Array, run_flags: jax.Array | None) -> jax.Array:
+    """Returns the ends of checked columns; `run_flags` None: no column reads forward. int32 [C]."""
+    real = sequence_ids > PADDING_ID
+    ends = positions
+    if run_flags is not None:
+        in_run = run_flags & real
         ends = jnp.where(in_run, _image_run_ends(positions, sequence_ids, in_run), positions)
     return jnp.where(real, ends, PADDING_ID)
 
