@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from jaxinfer.prefix.content import as_content, cut_run_start, first_unlike, image_runs
 from jaxinfer.prefix.entry import PrefixEntry, PrefixMetadata
-from jaxinfer.prefix.tokens import as_int_tuple, longest_common_token_prefix
+from jaxinfer.prefix.tokens import as_int_tuple, common_len
 
 
 class PrefixReuseMode(enum.Enum):
@@ -155,7 +155,7 @@ def plan_prefix_reuse(
     if not tokens:
         return _refill(PrefixReason.EMPTY_PROMPT, 0, entry.represented_len)
 
-    shared_tokens = longest_common_token_prefix(entry.token_ids, tokens)
+    shared_tokens = common_len(entry.token_ids, tokens)
     unlike = first_unlike(entry.content, spans)
     shared = shared_tokens if unlike is None else min(shared_tokens, unlike)
     if shared == 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 
-# Slices of one length compare in C; only the first slice that differs is walked in Python.
+# Slices are compared in C; only the first one that differs is walked in Python.
 _COMPARE_LEN = 1024
 
 
@@ -54,6 +54,11 @@ def longest_common_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """
     first = as_int_tuple(a, "longest_common_token_prefix(a=...)")
     second = as_int_tuple(b, "longest_common_token_prefix(b=...)")
+    return common_len(first, second)
+
+
+def common_len(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    """Returns how many leading elements two tuples share."""
     limit = min(len(first), len(second))
     for start in range(0, limit, _COMPARE_LEN):
         end = min(start + _COMPARE_LEN, limit)
