@@ -1,0 +1,21 @@
+"""Test set-up: tests run on the CPU unless JAX_PLATFORMS says otherwise; `real` tests need a pulled model.
+
+On a GPU: `JAX_PLATFORMS=cuda python -m pytest -m gpu`.
+"""
+
+import os
+
+import pytest
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax is imported
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test marked `real("name")` while that model is not in the cache."""
+    for marker in item.iter_markers("real"):
+        from jaxinfer.loading import ModelNotPulledError, resolve
+
+        try:
+            resolve(*marker.args)
+        except ModelNotPulledError as error:
+            pytest.skip(str(error))
