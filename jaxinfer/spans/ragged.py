@@ -68,19 +68,17 @@ def batch_span_ends(
 @jax.jit  # one dispatch when called outside jit
 def _ends(positions: jax.Array, sequence_ids: jax.Array, run_flags: jax.Array | None) -> jax.Array:
     """Returns the ends of checked columns; `run_flags` None: no column reads forward. int32 [C]."""
-    real = sequence_ids > PADDING_ID
     ends = positions
     if run_flags is not None:
-        in_run = run_flags & real
-        ends = jnp.where(in_run, _image_run_ends(positions, sequence_ids, in_run), positions)
-    return jnp.where(real, ends, PADDING_ID)
+        ends = jnp.where(run_flags, _image_run_ends(positions, sequence_ids, run_flags), positions)
+    return jnp.where(sequence_ids > PADDING_ID, ends, PADDING_ID)
 
 
-def _image_run_ends(positions: jax.Array, sequence_ids: jax.Array, in_run: jax.Array) -> jax.Array:
+def _image_run_ends(positions: jax.Array, sequence_ids: jax.Array, is_image: jax.Array) -> jax.Array:
     """Returns the largest position of each image column's run; other entries mean nothing. int32 [C]."""
     index = lax.iota(jnp.int32, positions.shape[0])
-    # Text and padding columns go to a sequence of their own: taken out, they leave the gap that ends a run.
-    key = jnp.where(in_run, sequence_ids, PADDING_ID)
+    # Text columns go to the padding's sequence: taken out, they leave the gap that ends a run.
+    key = jnp.where(is_image, sequence_ids, PADDING_ID)
     key, place, column = lax.sort((key, positions, index), num_keys=2)
     joins_next = (key[1:] == key[:-1]) & (place[1:] - place[:-1] <= 1)
     ends_here = ~jnp.concatenate([joins_next, jnp.zeros(1, bool)])
