@@ -239,10 +239,10 @@ def derived_merges(tokens: list[str], scores: np.ndarray, normal: list[int]) -> 
     """
     known = {tokens[index] for index in normal}
     order = np.asarray(normal)[np.argsort(-scores[normal], kind="stable")]
-    merges: list[tuple[str, str]] = []
-    for index in order.tolist():
-        piece = tokens[index]
-        for cut in range(1, len(piece)):
-            if piece[:cut] in known and piece[cut:] in known:
-                merges.append((piece[:cut], piece[cut:]))
-    return merges
+    best_first = (tokens[index] for index in order.tolist())
+    return [
+        (left, right)
+        for piece in best_first
+        for cut in range(1, len(piece))
+        if (right := piece[cut:]) in known and (left := piece[:cut]) in known
+    ]
