@@ -1,0 +1,157 @@
+"""What a model is, as a frozen and hashable value: one `ModelConfig` drives the one decoder.
+
+A config says everything that changes the traced program and nothing else, so it can be a static
+argument of `jax.jit`. The layer pattern is explicit: one `LayerConfig` a layer; layers with equal
+configs share one traced block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Literal
+
+from jaxinfer.spans import MaskPolicy
+
+DTYPES = ("float32", "bfloat16")
+
+
+class LayerKind(enum.Enum):
+    """What mixes tokens in a layer; the values are the names that checkpoints use in `layer_types`."""
+
+    FULL_ATTENTION = "full_attention"
+    SLIDING_ATTENTION = "sliding_attention"
+    GATED_DELTA = "linear_attention"
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding of one layer; half-split rotation of the first `rotary_dim` dims.
+
+    `scaling` "linear" divides every inverse frequency by `factor`; "llama3" is the piecewise rule of
+    Llama 3.1 with the two frequency factors. `mrope_section` (T, H, W): interleaved three-axis rope.
+    """
+
+    theta: float
+    rotary_dim: int
+    scaling: Literal["none", "linear", "llama3"] = "none"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_positions: int = 0
+    mrope_section: tuple[int, int, int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerConfig:
+    """One decoder layer: its token mixer and its feed-forward part."""
+
+    kind: LayerKind
+    window: int | None = None  # keys a query may read, itself included; None: all (never 0)
+    mask_policy: MaskPolicy = MaskPolicy.CAUSAL
+    rope: RopeConfig | None = None  # None for GATED_DELTA
+    mlp: Literal["dense", "moe"] = "dense"
+
+    def __post_init__(self) -> None:
+        if (self.kind is LayerKind.SLIDING_ATTENTION) != (self.window is not None):
+            raise ValueError(
+                f"LayerConfig(window={self.window!r}) does not fit kind {self.kind.name}: "
+                "a sliding layer has a window, every other kind has None"
+            )
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"LayerConfig(window=...) must be at least 1 or None; got {self.window}")
+        if (self.kind is LayerKind.GATED_DELTA) != (self.rope is None):
+            raise ValueError(f"LayerConfig(rope={self.rope!r}) does not fit kind {self.kind.name}")
+
+
+@dataclasses.dataclass(frozen=True)
+class MoeConfig:
+    """Routed experts: softmax over all, top-k, optionally renormalised; plus an optional shared expert."""
+
+    num_experts: int
+    num_experts_per_token: int
+    mlp_dim: int
+    normalize_weights: bool = True
+    shared_mlp_dim: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedDeltaConfig:
+    """Gated DeltaNet sizes: value head j reads key head j // (num_value_heads // num_key_heads)."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_width: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only language model. Sizes are in elements; `dtype` is that of weights and KV rows."""
+
+    family: str
+    vocab_size: int
+    embed_dim: int
+    mlp_dim: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    layers: tuple[LayerConfig, ...]
+    max_positions: int  # trained length
+    norm_eps: float
+    softmax_scale: float
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    scale_embeddings: bool = False  # token embeddings times sqrt(embed_dim), the scale rounded to dtype
+    qk_norm: bool = False
+    post_norms: bool = False  # norms on the mixer's and the MLP's output, before the residual
+    attention_gate: bool = False  # attention output times sigmoid(gate), the gate beside each query head
+    tie_embeddings: bool = False
+    final_logit_soft_cap: float | None = None
+    moe: MoeConfig | None = None
+    gated_delta: GatedDeltaConfig | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    image_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "embed_dim", "mlp_dim", "num_q_heads", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"ModelConfig({name}=...) must be at least 1; got {getattr(self, name)}")
+        if self.num_q_heads % self.num_kv_heads:
+            raise ValueError(
+                f"ModelConfig(num_q_heads={self.num_q_heads}) must be a multiple of num_kv_heads="
+                f"{self.num_kv_heads}"
+            )
+        if not self.layers:
+            raise ValueError("ModelConfig(layers=()) must name at least one layer")
+        if self.dtype not in DTYPES:
+            raise ValueError(
+                f"ModelConfig(dtype=...) must be one of {DTYPES}; got {self.dtype!r} "
+                "(float16 overflows in these models: use bfloat16)"
+            )
+        if any(layer.mlp == "moe" for layer in self.layers) and self.moe is None:
+            raise ValueError("ModelConfig(moe=None) does not fit a layer with mlp='moe'")
+        if self.is_recurrent and self.gated_delta is None:
+            raise ValueError("ModelConfig(gated_delta=None) does not fit a GATED_DELTA layer")
+
+    @property
+    def num_groups(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True when some layer keeps a recurrent state, so that the state cannot be truncated."""
+        return any(layer.kind is LayerKind.GATED_DELTA for layer in self.layers)
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """True when some layer reads image runs in both directions, so that a run cannot be cut."""
+        return any(layer.mask_policy is MaskPolicy.VISION_BIDIRECTIONAL for layer in self.layers)
+
+    @property
+    def uses_mrope(self) -> bool:
+        """True when rope positions may differ from row order (three-axis positions of images)."""
+        return any(layer.rope is not None and layer.rope.mrope_section for layer in self.layers)

@@ -1,0 +1,202 @@
+"""One decoder for every family: embeddings, the layers one after another, logits.
+
+`forward` is a pure function of params, tokens and state. Called plainly it checks what the host can see and
+raises; under `jit`, `vmap`, `scan` or `grad` the same faults set bits in `state.status` and make the row's
+logits NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxinfer.config import ModelConfig, RopeConfig
+from jaxinfer.models.inputs import LogitsMode, StepInputs, check_call
+from jaxinfer.models.params import DecoderParams
+from jaxinfer.nn import block
+from jaxinfer.ops import embed, linear, rms_norm, rope_tables
+from jaxinfer.state import DecodeState, Status, Step, make_step
+
+
+def forward(
+    params: DecoderParams,
+    tokens: ArrayLike,
+    state: DecodeState | None = None,
+    *,
+    config: ModelConfig,
+    inputs: StepInputs | None = None,
+    logits: LogitsMode = "last",
+    implementation: str | None = None,
+) -> tuple[jax.Array | None, DecodeState | None]:
+    """Returns (logits float32, the state after the tokens); the state that came in stays valid.
+
+    Args:
+      tokens: int32 [B, T].
+      state: what came before, from `init_state` or an earlier step; None: nothing, and nothing is kept.
+      inputs: real lengths of right-padded rows, image columns and more; see `StepInputs`.
+      logits: "last": [B, V] after each row's last real token, zeros for an empty row; "all": [B, T, V],
+        padding columns hold no meaning; "columns": [B, k, V] at `inputs.logit_columns`; "none": None.
+      implementation: of span attention, "reference", "xla", "pallas_tpu" or "pallas_gpu"; None takes the
+        best that the device and the shapes allow.
+
+    `config`, `logits` and `implementation` are static. A new shape of `tokens` compiles a new program; a
+    new length does not. Without donation the cache is copied once a step; inside your own loop use
+    `jax.jit(step, donate_argnums=...)`.
+
+    Raises:
+      ValueError: shapes or dtypes that do not fit; and, where values are known on the host: a token id
+        outside the vocabulary, more tokens than the capacity, a step that continues a begun image run.
+    """
+    tokens = jnp.asarray(tokens) if not isinstance(tokens, np.ndarray) else tokens
+    inputs = inputs if inputs is not None else StepInputs()
+    check_call(tokens, state, inputs, logits, config)
+    return _forward(
+        params,
+        jnp.asarray(tokens, jnp.int32),
+        state,
+        inputs,
+        config=config,
+        logits=logits,
+        implementation=implementation,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("config", "logits", "implementation"))
+def _forward(
+    params: DecoderParams,
+    tokens: jax.Array,
+    state: DecodeState | None,
+    inputs: StepInputs,
+    *,
+    config: ModelConfig,
+    logits: LogitsMode,
+    implementation: str | None,
+) -> tuple[jax.Array | None, DecodeState | None]:
+    batch, q_len = tokens.shape
+    start = jnp.zeros(batch, jnp.int32) if state is None else state.length
+    lengths = jnp.full(batch, q_len, jnp.int32) if inputs.lengths is None else inputs.lengths
+    step = make_step(
+        config,
+        start,
+        lengths,
+        inputs.is_image,
+        q_len=q_len,
+        capacity=None if state is None else state.capacity,
+    )
+    status = _step_status(tokens, step, lengths, state, inputs, config)
+    ropes = _rope_tables(config, step, state, inputs, q_len)
+    x = _embed(params, tokens, inputs, config)
+    layer_states = []
+    for index, layer in enumerate(config.layers):
+        x, layer_state = block(
+            params.layers[index],
+            x,
+            None if state is None else state.layers[index],
+            step,
+            ropes.get(layer.rope),
+            config=config,
+            layer=layer,
+            implementation=implementation,
+        )
+        if inputs.deepstack is not None and index < inputs.deepstack.shape[0]:
+            x = x + inputs.deepstack[index]
+        layer_states.append(layer_state)
+    out = _logits(params, x, step, status, inputs, config=config, mode=logits)
+    return out, None if state is None else _next_state(state, tuple(layer_states), step, status, inputs)
+
+
+def _embed(params: DecoderParams, tokens: jax.Array, inputs: StepInputs, config: ModelConfig) -> jax.Array:
+    x = embed(params.embedding, tokens)
+    if config.scale_embeddings:
+        # The scale is rounded as the weights are: bfloat16 models were trained with the rounded one.
+        x = x * jnp.sqrt(jnp.float32(config.embed_dim)).astype(config.dtype).astype(jnp.float32)
+    if inputs.embeddings is not None:
+        x = jnp.where(inputs.embedding_mask[..., None], inputs.embeddings.astype(jnp.float32), x)
+    return x
+
+
+def _rope_tables(
+    config: ModelConfig, step: Step, state: DecodeState | None, inputs: StepInputs, q_len: int
+) -> dict[RopeConfig | None, tuple[jax.Array, jax.Array]]:
+    positions = inputs.positions
+    if positions is None:
+        first = step.start
+        if state is not None and state.rope_delta is not None:
+            first = first + state.rope_delta
+        positions = first[:, None] + jnp.arange(q_len, dtype=jnp.int32)
+    ropes = {layer.rope for layer in config.layers if layer.rope is not None}
+    return {rope: rope_tables(rope, positions) for rope in ropes}
+
+
+def _step_status(
+    tokens: jax.Array,
+    step: Step,
+    lengths: jax.Array,
+    state: DecodeState | None,
+    inputs: StepInputs,
+    config: ModelConfig,
+) -> jax.Array:
+    """Returns each row's status after this step, int32 [B]."""
+    real = jnp.arange(tokens.shape[1], dtype=jnp.int32) < lengths[:, None]
+    unknown = real & ((tokens < 0) | (tokens >= config.vocab_size))
+    if inputs.embedding_mask is not None:
+        unknown &= ~inputs.embedding_mask
+    status = jnp.where(jnp.any(unknown, axis=1), int(Status.BAD_TOKEN), 0)
+    status |= jnp.where(lengths > step.lengths, int(Status.OVERFLOWED), 0)
+    if state is None:
+        return status
+    if state.ends_in_image is not None and inputs.is_image is not None:
+        cut = state.ends_in_image & inputs.is_image[:, 0] & real[:, 0]
+        status |= jnp.where(cut, int(Status.CUT_RUN), 0)
+    return status | state.status
+
+
+def _next_state(
+    state: DecodeState, layers: tuple, step: Step, status: jax.Array, inputs: StepInputs
+) -> DecodeState:
+    ends_in_image, rope_delta = state.ends_in_image, state.rope_delta
+    last = jnp.maximum(step.lengths - 1, 0)
+    moved = step.lengths > 0
+    if ends_in_image is not None:
+        flags = inputs.is_image
+        ends = False if flags is None else jnp.take_along_axis(flags, last[:, None], axis=1)[:, 0]
+        ends_in_image = jnp.where(moved, ends, ends_in_image)
+    if rope_delta is not None and inputs.positions is not None:
+        # The largest axis of the last real column is the position that the next token follows.
+        top = inputs.positions if inputs.positions.ndim == 2 else jnp.max(inputs.positions, axis=0)
+        real = jnp.arange(top.shape[1]) < step.lengths[:, None]
+        highest = jnp.max(jnp.where(real, top, -1), axis=1)
+        rope_delta = jnp.where(moved, highest + 1 - step.end, rope_delta)
+    return state.replace(
+        layers=layers, length=step.end, status=status, ends_in_image=ends_in_image, rope_delta=rope_delta
+    )
+
+
+def _logits(
+    params: DecoderParams,
+    x: jax.Array,
+    step: Step,
+    status: jax.Array,
+    inputs: StepInputs,
+    *,
+    config: ModelConfig,
+    mode: LogitsMode,
+) -> jax.Array | None:
+    if mode == "none":
+        return None
+    if mode == "last":
+        x = jnp.take_along_axis(x, jnp.maximum(step.lengths - 1, 0)[:, None, None], axis=1)
+    elif mode == "columns":
+        x = jnp.take_along_axis(x, inputs.logit_columns[:, :, None], axis=1)
+    x = rms_norm(x, params.final_norm, config.norm_eps)
+    out = linear(x, params.embedding if params.lm_head is None else params.lm_head)
+    if config.final_logit_soft_cap is not None:
+        out = config.final_logit_soft_cap * jnp.tanh(out / config.final_logit_soft_cap)
+    if mode == "last":
+        out = jnp.where((step.lengths > 0)[:, None], out[:, 0], 0.0)
+    bad = (status != 0).reshape(-1, *([1] * (out.ndim - 1)))
+    return jnp.where(bad, jnp.nan, out)

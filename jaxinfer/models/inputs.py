@@ -1,0 +1,168 @@
+"""What a step may take beside tokens, what it may give beside logits, and the checks the host can make."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.config import ModelConfig
+from jaxinfer.state import DecodeState
+
+LogitsMode = Literal["last", "all", "none", "columns"]
+
+
+@flax.struct.dataclass
+class StepInputs:
+    """Optional inputs of one forward; absent ones cost nothing. B rows, T columns.
+
+    Attributes:
+      lengths: real tokens a row, int32 [B]; the columns to their right are padding and change no state.
+        None: all T.
+      is_image: image columns, bool [B, T]; None: all text.
+      embeddings: [B, T, D], replace the token embeddings where `embedding_mask`, after their scaling.
+      embedding_mask: bool [B, T].
+      positions: rope positions, int32 [B, T] or [3, B, T]; spans come from row order regardless. None:
+        consecutive from the state's length (plus its rope delta).
+      deepstack: [j, B, T, D], added to the residual after each of the first j layers.
+      adapter_ids: not supported yet, refused.
+      checkpoint_at: absolute lengths to take checkpoints at, int32 [B, k]; -1: none.
+      logit_columns: columns to give logits for, int32 [B, k], with `logits="columns"`.
+    """
+
+    lengths: jax.Array | None = None
+    is_image: jax.Array | None = None
+    embeddings: jax.Array | None = None
+    embedding_mask: jax.Array | None = None
+    positions: jax.Array | None = None
+    deepstack: jax.Array | None = None
+    adapter_ids: jax.Array | None = None
+    checkpoint_at: jax.Array | None = None
+    logit_columns: jax.Array | None = None
+
+
+def check_call(
+    tokens: jax.Array,
+    state: DecodeState | None,
+    inputs: StepInputs,
+    logits: str,
+    config: ModelConfig,
+) -> None:
+    """Raises ValueError for what shapes, dtypes and host-known values show to be wrong with a forward."""
+    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise ValueError(
+            f"forward(tokens=...) must be int32 [B, T]; got {tokens.dtype} {tokens.shape}; "
+            "a single sequence needs a batch axis: tokens[None]"
+        )
+    batch, q_len = tokens.shape
+    if batch < 1 or q_len < 1:
+        raise ValueError(f"forward(tokens=...) must hold at least one row and column; got {tokens.shape}")
+    if logits not in get_args(LogitsMode):
+        raise ValueError(f"forward(logits=...) must be one of {get_args(LogitsMode)}; got {logits!r}")
+    if (logits == "columns") != (inputs.logit_columns is not None):
+        raise ValueError(
+            f"forward(logits={logits!r}) does not fit inputs.logit_columns="
+            f"{'None' if inputs.logit_columns is None else '...'}: the two go together"
+        )
+    if state is not None and state.batch != batch:
+        raise ValueError(
+            f"forward(tokens=...) has {batch} rows, state has {state.batch}; init_state(batch={batch})"
+        )
+    if inputs.adapter_ids is not None:
+        raise ValueError("StepInputs(adapter_ids=...) is not supported yet; pass None")
+    _check_shapes(inputs, batch, q_len, config)
+    _check_values(tokens, state, inputs, config)
+
+
+def _check_shapes(inputs: StepInputs, batch: int, q_len: int, config: ModelConfig) -> None:
+    expected: dict[str, tuple[tuple[int | str, ...], ...]] = {
+        "lengths": ((batch,),),
+        "is_image": ((batch, q_len),),
+        "embeddings": ((batch, q_len, config.embed_dim),),
+        "embedding_mask": ((batch, q_len),),
+        "positions": ((batch, q_len), (3, batch, q_len)),
+        "deepstack": (("j", batch, q_len, config.embed_dim),),
+        "checkpoint_at": ((batch, "k"),),
+        "logit_columns": ((batch, "k"),),
+    }
+    kinds = {"is_image": jnp.bool_, "embedding_mask": jnp.bool_, "embeddings": jnp.floating}
+    kinds["deepstack"] = jnp.floating
+    for name, shapes in expected.items():
+        value = getattr(inputs, name)
+        if value is None:
+            continue
+        kind = kinds.get(name, jnp.integer)
+        fits = any(_shape_fits(value.shape, shape) for shape in shapes)
+        if not fits or not jnp.issubdtype(value.dtype, kind):
+            wanted = " or ".join(str(list(shape)).replace("'", "") for shape in shapes)
+            raise ValueError(
+                f"StepInputs({name}=...) must be {np.dtype(kind).name if kind is jnp.bool_ else kind.__name__} "
+                f"{wanted}; got {value.dtype} {value.shape}"
+            )
+    if (inputs.embeddings is None) != (inputs.embedding_mask is None):
+        raise ValueError("StepInputs(embeddings=..., embedding_mask=...) go together; got only one")
+    if inputs.deepstack is not None and inputs.deepstack.shape[0] > len(config.layers):
+        raise ValueError(
+            f"StepInputs(deepstack=...) has {inputs.deepstack.shape[0]} entries for {len(config.layers)} layers"
+        )
+
+
+def _shape_fits(shape: tuple[int, ...], wanted: tuple[int | str, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        isinstance(w, str) or s == w for s, w in zip(shape, wanted, strict=True)
+    )
+
+
+def _known(value: jax.Array | None) -> np.ndarray | None:
+    """The value on the host, None where it is absent or traced."""
+    return None if value is None or isinstance(value, jax.core.Tracer) else np.asarray(value)
+
+
+def _check_values(
+    tokens: jax.Array, state: DecodeState | None, inputs: StepInputs, config: ModelConfig
+) -> None:
+    batch, q_len = tokens.shape
+    lengths = np.full(batch, q_len) if inputs.lengths is None else _known(inputs.lengths)
+    if lengths is None:
+        return
+    if ((lengths < 0) | (lengths > q_len)).any():
+        raise ValueError(f"StepInputs(lengths=...) must be in 0..{q_len}; got {lengths.tolist()}")
+    real = np.arange(q_len) < lengths[:, None]
+    _check_tokens(_known(tokens), real, inputs, config)
+    if state is None:
+        return
+    start = _known(state.length)
+    if start is not None and state.capacity is not None:
+        over = np.flatnonzero(start + lengths > state.capacity)
+        if over.size:
+            row = int(over[0])
+            raise ValueError(
+                f"forward(tokens=...) does not fit the state: row {row} holds {start[row]} of "
+                f"{state.capacity} positions and gets {lengths[row]} more; init_state(capacity=...) larger"
+            )
+    began, flags = _known(state.ends_in_image), _known(inputs.is_image)
+    if began is not None and flags is not None and (cut := began & flags[:, 0] & real[:, 0]).any():
+        raise ValueError(
+            f"forward(inputs.is_image=...) continues an image run that an earlier step began (row "
+            f"{int(np.flatnonzero(cut)[0])}); a run must lie within one step: plan_prefill_chunks gives such steps"
+        )
+
+
+def _check_tokens(
+    tokens: np.ndarray | None, real: np.ndarray, inputs: StepInputs, config: ModelConfig
+) -> None:
+    replaced = None if inputs.embedding_mask is None else _known(inputs.embedding_mask)
+    if tokens is None or (replaced is None and inputs.embedding_mask is not None):
+        return
+    bad = real & ((tokens < 0) | (tokens >= config.vocab_size))
+    if replaced is not None:
+        bad &= ~replaced
+    if bad.any():
+        row, column = (int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(
+            f"forward(tokens=...) must be in 0..{config.vocab_size - 1}; got {tokens[row, column]} at row "
+            f"{row}, column {column}"
+        )

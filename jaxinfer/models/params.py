@@ -1,0 +1,79 @@
+"""The decoder's weights as one pytree, and their shapes before any weight exists."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.config import LayerConfig, ModelConfig
+from jaxinfer.nn import AttentionParams, BlockParams, MlpParams
+
+
+@flax.struct.dataclass
+class DecoderParams:
+    """Weights of a decoder-only model.
+
+    Attributes:
+      embedding: [V, D].
+      layers: one entry a layer.
+      final_norm: float32 [D].
+      lm_head: [V, D], None where the embedding is the output projection too.
+    """
+
+    embedding: jax.Array
+    layers: tuple[BlockParams, ...]
+    final_norm: jax.Array
+    lm_head: jax.Array | None
+
+
+def param_shapes(config: ModelConfig) -> DecoderParams:
+    """Returns the params of `config` with `jax.ShapeDtypeStruct` leaves: for loading, random weights, and
+    compiling without weights."""
+    weight = _shape_maker(config.dtype)
+    return DecoderParams(
+        embedding=weight(config.vocab_size, config.embed_dim),
+        layers=tuple(_block_shapes(config, layer) for layer in config.layers),
+        final_norm=_scale(config.embed_dim),
+        lm_head=None if config.tie_embeddings else weight(config.vocab_size, config.embed_dim),
+    )
+
+
+def _block_shapes(config: ModelConfig, layer: LayerConfig) -> BlockParams:
+    def post_norm() -> jax.ShapeDtypeStruct | None:
+        return _scale(config.embed_dim) if config.post_norms else None
+
+    return BlockParams(
+        mixer_norm=_scale(config.embed_dim),
+        mixer=_attention_shapes(config),
+        mlp_norm=_scale(config.embed_dim),
+        mlp=_mlp_shapes(config),
+        mixer_post_norm=post_norm(),
+        mlp_post_norm=post_norm(),
+    )
+
+
+def _attention_shapes(config: ModelConfig) -> AttentionParams:
+    weight = _shape_maker(config.dtype)
+    queries = config.num_groups * (2 if config.attention_gate else 1)
+    return AttentionParams(
+        qkv=weight(config.num_kv_heads, queries + 2, config.head_dim, config.embed_dim),
+        out=weight(config.embed_dim, config.num_q_heads * config.head_dim),
+        q_norm=_scale(config.head_dim) if config.qk_norm else None,
+        k_norm=_scale(config.head_dim) if config.qk_norm else None,
+    )
+
+
+def _mlp_shapes(config: ModelConfig) -> MlpParams:
+    weight = _shape_maker(config.dtype)
+    return MlpParams(
+        gate_up=weight(2, config.mlp_dim, config.embed_dim), down=weight(config.embed_dim, config.mlp_dim)
+    )
+
+
+def _shape_maker(dtype: str):
+    return lambda *shape: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def _scale(size: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((size,), jnp.float32)

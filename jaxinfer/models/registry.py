@@ -1,0 +1,21 @@
+"""Which family reads which `model_type`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxinfer.models import llama
+from jaxinfer.models.family import Family
+
+FAMILIES: tuple[Family, ...] = (llama.FAMILY,)
+
+
+def family_of(raw: Mapping[str, Any]) -> Family:
+    """Returns the family of a config.json dict; ValueError when none reads its model_type."""
+    model_type = raw.get("model_type")
+    for family in FAMILIES:
+        if model_type in family.model_types:
+            return family
+    known = sorted(name for family in FAMILIES for name in family.model_types)
+    raise ValueError(f"config.json has model_type {model_type!r}; known are {known}")

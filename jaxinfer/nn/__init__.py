@@ -1,0 +1,8 @@
+"""Parts of a decoder layer: plain params and inputs in, outputs out."""
+
+from jaxinfer.nn.attention import AttentionParams as AttentionParams
+from jaxinfer.nn.attention import attention as attention
+from jaxinfer.nn.block import BlockParams as BlockParams
+from jaxinfer.nn.block import block as block
+from jaxinfer.nn.mlp import MlpParams as MlpParams
+from jaxinfer.nn.mlp import mlp as mlp

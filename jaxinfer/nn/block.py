@@ -1,0 +1,67 @@
+"""One decoder layer: a token mixer and a feed-forward part, each normalised and added to the residual."""
+
+from __future__ import annotations
+
+import functools
+
+import flax.struct
+import jax
+
+from jaxinfer.config import LayerConfig, ModelConfig
+from jaxinfer.nn.attention import AttentionParams, RopeTables, attention
+from jaxinfer.nn.mlp import MlpParams, mlp
+from jaxinfer.ops import rms_norm
+from jaxinfer.state import LayerState, Step
+
+
+@flax.struct.dataclass
+class BlockParams:
+    """Weights of one layer. Norm scales are float32 [D] and hold the full multiplier.
+
+    Attributes:
+      mixer_norm: scale before the mixer.
+      mixer: the token mixer's weights.
+      mlp_norm: scale before the MLP.
+      mlp: the MLP's weights.
+      mixer_post_norm, mlp_post_norm: scales on the parts' outputs, None where the family has none.
+    """
+
+    mixer_norm: jax.Array
+    mixer: AttentionParams
+    mlp_norm: jax.Array
+    mlp: MlpParams
+    mixer_post_norm: jax.Array | None = None
+    mlp_post_norm: jax.Array | None = None
+
+
+# Jitted on its own so that layers with equal configs are traced and lowered once; the compiler inlines it.
+@functools.partial(jax.jit, static_argnames=("config", "layer", "implementation"))
+def block(
+    params: BlockParams,
+    x: jax.Array,
+    layer_state: LayerState | None,
+    step: Step,
+    rope: RopeTables | None,
+    *,
+    config: ModelConfig,
+    layer: LayerConfig,
+    implementation: str | None,
+) -> tuple[jax.Array, LayerState | None]:
+    """Returns (residual stream float32 [B, T, D] after the layer, the layer's new state)."""
+    mixed, layer_state = attention(
+        params.mixer,
+        rms_norm(x, params.mixer_norm, config.norm_eps),
+        layer_state,
+        step,
+        rope,
+        config=config,
+        layer=layer,
+        implementation=implementation,
+    )
+    if config.post_norms:
+        mixed = rms_norm(mixed, params.mixer_post_norm, config.norm_eps)
+    x = x + mixed
+    out = mlp(params.mlp, rms_norm(x, params.mlp_norm, config.norm_eps), config.activation)
+    if config.post_norms:
+        out = rms_norm(out, params.mlp_post_norm, config.norm_eps)
+    return x + out, layer_state

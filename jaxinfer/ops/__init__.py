@@ -1,0 +1,18 @@
+"""Operations on arrays: validated, then dispatched to the form that the device runs best."""
+
+from jaxinfer.ops.attention import span_attention
+from jaxinfer.ops.linear import embed, linear
+from jaxinfer.ops.norms import rms_norm
+from jaxinfer.ops.platform import target_platform
+from jaxinfer.ops.rope import apply_rope, inverse_frequencies, rope_tables
+
+__all__ = [
+    "apply_rope",
+    "embed",
+    "inverse_frequencies",
+    "linear",
+    "rms_norm",
+    "rope_tables",
+    "span_attention",
+    "target_platform",
+]

@@ -1,0 +1,5 @@
+"""Attention over key spans: the package's one door to the attention kernels."""
+
+from pallas_kernels.span_attention import span_attention
+
+__all__ = ["span_attention"]

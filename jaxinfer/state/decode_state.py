@@ -1,0 +1,103 @@
+"""What a model remembers between steps, as a value: steps return a new one and leave the old one valid."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.config import LayerKind, ModelConfig
+from jaxinfer.state.full_kv import FullKV
+from jaxinfer.state.window import KvWindowPolicy
+from jaxinfer.state.windowed_kv import WindowedKV
+
+LayerState = FullKV | WindowedKV
+
+_NO_EVICTION = KvWindowPolicy.off()
+
+
+@flax.struct.dataclass
+class DecodeState:
+    """The state of B sequences that advance side by side, each with its own length.
+
+    Attributes:
+      layers: one state a layer.
+      length: positions consumed, int32 [B]; the next token's position.
+      status: sticky bits of `Status`, int32 [B]; 0 when well.
+      ends_in_image: whether the last column was an image column, bool [B]; None for models that read no
+        image run in both directions.
+      rope_delta: rope position of the next token less `length`, int32 [B]; None without three-axis rope.
+      capacity: the most positions, None when nothing bounds them; static.
+    """
+
+    layers: tuple[LayerState, ...]
+    length: jax.Array
+    status: jax.Array
+    ends_in_image: jax.Array | None
+    rope_delta: jax.Array | None
+    capacity: int | None = flax.struct.field(pytree_node=False)
+
+    @property
+    def batch(self) -> int:
+        """Number of rows B."""
+        return self.length.shape[0]
+
+
+def init_state(
+    config: ModelConfig,
+    *,
+    batch: int = 1,
+    capacity: int,
+    max_append: int = 512,
+    dtype: str | None = None,
+    kv_window: KvWindowPolicy = _NO_EVICTION,
+) -> DecodeState:
+    """Returns an empty state.
+
+    Args:
+      batch: rows B.
+      capacity: the most positions a row may consume. A model of sliding layers only, with eviction on, is
+        not bounded by it unless it cuts a buffer.
+      max_append: columns of the largest step that a windowed layer takes within its own buffer; larger
+        steps work and copy the buffer once.
+      dtype: of key/value rows, "float32" or "bfloat16"; None: `config.dtype`.
+      kv_window: whether sliding layers drop rows behind their window.
+
+    Raises:
+      ValueError: a size below 1, or an unknown dtype.
+    """
+    for name, size in (("batch", batch), ("capacity", capacity), ("max_append", max_append)):
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"init_state({name}=...) must be an int of at least 1; got {size!r}")
+    kv_dtype = kv_row_dtype(config, dtype)
+    layers = []
+    bounded = False
+    for index, layer in enumerate(config.layers):
+        if layer.kind is LayerKind.GATED_DELTA:
+            raise NotImplementedError("init_state(config=...): Gated DeltaNet layers have no state yet")
+        window = kv_window.layer_window(config, index)
+        rows = capacity if window is None else min(capacity, window.max_rows + max_append)
+        bounded |= rows == capacity
+        shape = (batch, config.num_kv_heads, rows, config.head_dim)
+        # Two arrays, never one zeros array twice: a donated state must not donate a buffer twice.
+        key, value = jnp.zeros(shape, kv_dtype), jnp.zeros(shape, kv_dtype)
+        if window is None:
+            layers.append(FullKV(key, value))
+        else:
+            layers.append(WindowedKV(key, value, jnp.zeros(batch, jnp.int32), window, rows))
+    return DecodeState(
+        layers=tuple(layers),
+        length=jnp.zeros(batch, jnp.int32),
+        status=jnp.zeros(batch, jnp.int32),
+        ends_in_image=jnp.zeros(batch, bool) if config.is_bidirectional else None,
+        rope_delta=jnp.zeros(batch, jnp.int32) if config.uses_mrope else None,
+        capacity=capacity if bounded else None,
+    )
+
+
+def kv_row_dtype(config: ModelConfig, dtype: str | None) -> jnp.dtype:
+    """Returns the dtype of key/value rows; ValueError unless float32 or bfloat16."""
+    name = config.dtype if dtype is None else jnp.dtype(dtype).name
+    if name not in ("float32", "bfloat16"):
+        raise ValueError(f"init_state(dtype=...) must be 'float32' or 'bfloat16'; got {dtype!r}")
+    return jnp.dtype(name)
