@@ -2,6 +2,8 @@
 
 from jaxinfer.loading.cache import ModelNotPulledError as ModelNotPulledError
 from jaxinfer.loading.cache import resolve as resolve
+from jaxinfer.loading.chat_template import ChatTemplate as ChatTemplate
+from jaxinfer.loading.chat_template import ChatTemplateError as ChatTemplateError
 from jaxinfer.loading.checkpoint import Checkpoint as Checkpoint
 from jaxinfer.loading.checkpoint import open_checkpoint as open_checkpoint
 from jaxinfer.loading.known_models import DEFAULT_MODEL as DEFAULT_MODEL

@@ -108,7 +108,8 @@ class GgufSource:
             flat = read_by_row_blocks((stored.shape[0], tensor.shape[-1]), dtype, rows_of)
         except NotImplementedError:
             raise CheckpointError(
-                f"{self.description}: tensor {tensor.name!r} is stored as {tensor.kind.name}, which cannot be read"
+                f"{self.description}: tensor {tensor.name!r} is stored as {tensor.kind.name}, "
+                "which cannot be read"
             ) from None
         return flat.reshape(tensor.shape)
 

