@@ -88,25 +88,29 @@ def _check_shapes(inputs: StepInputs, batch: int, q_len: int, config: ModelConfi
         "checkpoint_at": ((batch, "k"),),
         "logit_columns": ((batch, "k"),),
     }
-    kinds = {"is_image": jnp.bool_, "embedding_mask": jnp.bool_, "embeddings": jnp.floating}
-    kinds["deepstack"] = jnp.floating
+    kinds = {
+        "is_image": (jnp.bool_, "bool"),
+        "embedding_mask": (jnp.bool_, "bool"),
+        "embeddings": (jnp.floating, "float"),
+        "deepstack": (jnp.floating, "float"),
+    }
     for name, shapes in expected.items():
         value = getattr(inputs, name)
         if value is None:
             continue
-        kind = kinds.get(name, jnp.integer)
+        kind, kind_name = kinds.get(name, (jnp.integer, "int32"))
         fits = any(_shape_fits(value.shape, shape) for shape in shapes)
         if not fits or not jnp.issubdtype(value.dtype, kind):
             wanted = " or ".join(str(list(shape)).replace("'", "") for shape in shapes)
             raise ValueError(
-                f"StepInputs({name}=...) must be {np.dtype(kind).name if kind is jnp.bool_ else kind.__name__} "
-                f"{wanted}; got {value.dtype} {value.shape}"
+                f"StepInputs({name}=...) must be {kind_name} {wanted}; got {value.dtype} {value.shape}"
             )
     if (inputs.embeddings is None) != (inputs.embedding_mask is None):
         raise ValueError("StepInputs(embeddings=..., embedding_mask=...) go together; got only one")
     if inputs.deepstack is not None and inputs.deepstack.shape[0] > len(config.layers):
         raise ValueError(
-            f"StepInputs(deepstack=...) has {inputs.deepstack.shape[0]} entries for {len(config.layers)} layers"
+            f"StepInputs(deepstack=...) has {inputs.deepstack.shape[0]} entries for "
+            f"{len(config.layers)} layers"
         )
 
 
@@ -145,9 +149,10 @@ def _check_values(
             )
     began, flags = _known(state.ends_in_image), _known(inputs.is_image)
     if began is not None and flags is not None and (cut := began & flags[:, 0] & real[:, 0]).any():
+        row = int(np.flatnonzero(cut)[0])
         raise ValueError(
-            f"forward(inputs.is_image=...) continues an image run that an earlier step began (row "
-            f"{int(np.flatnonzero(cut)[0])}); a run must lie within one step: plan_prefill_chunks gives such steps"
+            f"forward(inputs.is_image=...) continues an image run that an earlier step began (row {row}); "
+            "a run must lie within one step: plan_prefill_chunks gives such steps"
         )
 
 

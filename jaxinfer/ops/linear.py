@@ -1,4 +1,4 @@
-"""Linear maps: weights are `[out..., in]`, inputs are cast to the weight's dtype, sums and results float32."""
+"""Linear maps: weights are `[out..., in]`; inputs take the weight's dtype, sums and results are float32."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,8 @@ from jax.typing import ArrayLike
 
 from jaxinfer.ops.platform import target_platform
 
-# XLA's CPU matmul for bfloat16 is pathological with few rows (1 to 5 GFLOP/s for one row); with eight or more,
-# and the weight as the left operand, it streams the weight at memory speed.
+# XLA's CPU matmul for bfloat16 is pathological with few rows (1 to 5 GFLOP/s for one row); with eight or
+# more, and the weight as the left operand, it streams the weight at memory speed.
 _MIN_BF16_ROWS = 8
 
 
