@@ -1,0 +1,81 @@
+"""Text in, text out: a batch of prompts to their continuations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+
+from jaxinfer.config import ModelConfig
+from jaxinfer.generation.buckets import bucketed_capacity
+from jaxinfer.generation.prefill import prefill, score_prompts
+from jaxinfer.generation.rows import (
+    GREEDY,
+    Generation,
+    Options,
+    Prompt,
+    StreamChunk,
+    continue_rows,
+    encode_prompts,
+)
+from jaxinfer.models import Model
+from jaxinfer.ops import target_platform
+from jaxinfer.sampling import Sampling
+from jaxinfer.state import init_state
+
+
+def generate(
+    model: Model,
+    prompts: Prompt | Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | Sequence[Sampling] = GREEDY,
+    stop: str | Sequence[str] = (),
+    logprobs: int | None = None,
+    prompt_logprobs: bool = False,
+    stream: Callable[[StreamChunk], None] | None = None,
+) -> list[Generation]:
+    """Returns one `Generation` a prompt, in order.
+
+    Args:
+      prompts: texts (special tokens are added as the tokenizer does for raw text), or rows of token ids; a
+        single text stands for a batch of one.
+      max_new_tokens: the most tokens to generate a row, at least 1.
+      sampling: one for all rows, or one a row. A row's draws depend on its own seed alone.
+      stop: strings that end a row; cut from its text.
+      logprobs: None for none; k >= 0 for each token's and its k most likely alternatives'.
+      prompt_logprobs: also score the prompts.
+      stream: called with each piece of text as soon as its tokens are there.
+
+    Raises:
+      ValueError: an empty prompt, an id outside the vocabulary, more tokens than the trained length, bad
+        options. Nothing has been computed then.
+    """
+    rows = encode_prompts(model, prompts)
+    options = Options.checked(model, rows, max_new_tokens, sampling, stop, logprobs)
+    longest = max(len(row) for row in rows)
+    state = init_state(
+        model.config,
+        batch=len(rows),
+        capacity=bucketed_capacity(longest + max_new_tokens, model.config.max_positions),
+        dtype=kv_dtype(model.config),
+        kv_window=model.kv_window,
+    )
+    scores = None
+    if prompt_logprobs:
+        scores = score_prompts(model.params, rows, state, config=model.config)
+    logits, state = prefill(model.params, rows, state, config=model.config, donate=True)
+    _, answers = continue_rows(model, logits, state, rows, options, stream=stream)
+    return [
+        answer.result(None if scores is None else tuple(scores[row])) for row, answer in enumerate(answers)
+    ]
+
+
+def kv_dtype(config: ModelConfig) -> str:
+    """Returns the dtype of key/value rows that decodes fastest here.
+
+    The model's own, but float32 on a CPU under jax before 0.11: its compiler converts a whole bfloat16 cache
+    to float32 and back at every update.
+    """
+    slow = target_platform() == "cpu" and jax.__version_info__ < (0, 11)
+    return "float32" if slow else config.dtype

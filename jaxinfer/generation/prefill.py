@@ -1,0 +1,117 @@
+"""Prompts into a state: chunked, bucketed, each row as long as it is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.config import ModelConfig
+from jaxinfer.generation.buckets import MAX_CHUNK, plan_prefill_buckets
+from jaxinfer.generation.ledger import count_trace
+from jaxinfer.models import DecoderParams, LogitsMode, StepInputs, forward
+from jaxinfer.sampling import token_logprobs
+from jaxinfer.state import DecodeState
+
+
+def prefill(
+    params: DecoderParams,
+    token_rows: Sequence[Sequence[int]],
+    state: DecodeState,
+    *,
+    config: ModelConfig,
+    donate: bool,
+    max_chunk: int = MAX_CHUNK,
+) -> tuple[jax.Array, DecodeState]:
+    """Returns (logits float32 [B, V] after each row's last token, the state after all rows).
+
+    Args:
+      token_rows: B rows of token ids, any lengths; a row without tokens changes nothing and has zero
+        logits. The caller has checked ids and capacity.
+      state: of B rows.
+      donate: give up `state`'s buffers; it must not be used afterwards. Otherwise it stays valid, at the
+        cost of one copy.
+    """
+    step = _step_donating if donate else _step_keeping
+    lengths = np.array([len(row) for row in token_rows], np.int32)
+    logits = jnp.zeros((len(token_rows), config.vocab_size), jnp.float32)
+    start = 0
+    for size in plan_prefill_buckets(int(lengths.max(initial=0)), max_chunk):
+        tokens, chunk_lengths = _chunk(token_rows, lengths, start, size)
+        ends_here = bool(((lengths > start) & (lengths <= start + size)).any())
+        logits, state = step(
+            params, tokens, state, logits, chunk_lengths, config=config, mode="last" if ends_here else "none"
+        )
+        start += size
+        step = _step_donating
+    return logits, state
+
+
+def score_prompts(
+    params: DecoderParams, token_rows: Sequence[Sequence[int]], state: DecodeState, *, config: ModelConfig
+) -> list[list[float]]:
+    """Returns, for each row, the raw log-probability of each token after the first, given those before it.
+
+    `state` is empty and stays valid; logits of every column are needed, so chunks are small.
+    """
+    lengths = np.array([len(row) for row in token_rows], np.int32)
+    found: list[list[float]] = [[] for _ in token_rows]
+    start = 0
+    for size in plan_prefill_buckets(int(lengths.max(initial=0)), 128):
+        tokens, chunk_lengths = _chunk(token_rows, lengths, start, size)
+        targets, _ = _chunk([row[1:] for row in token_rows], lengths - 1, start, size)
+        values, state = _scoring_step(params, tokens, targets, state, chunk_lengths, config=config)
+        for row, given in enumerate(np.asarray(values)):
+            found[row].extend(float(x) for x in given[: max(0, min(size, lengths[row] - 1 - start))])
+        start += size
+    return found
+
+
+def _chunk(
+    token_rows: Sequence[Sequence[int]], lengths: np.ndarray, start: int, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    tokens = np.zeros((len(token_rows), size), np.int32)
+    chunk_lengths = np.clip(lengths - start, 0, size).astype(np.int32)
+    for row, count in enumerate(chunk_lengths):
+        tokens[row, :count] = token_rows[row][start : start + count]
+    return tokens, chunk_lengths
+
+
+def _step(
+    params: DecoderParams,
+    tokens: jax.Array,
+    state: DecodeState,
+    logits: jax.Array,
+    lengths: jax.Array,
+    *,
+    config: ModelConfig,
+    mode: LogitsMode,
+) -> tuple[jax.Array, DecodeState]:
+    count_trace("prefill")
+    new, state = forward(params, tokens, state, config=config, inputs=StepInputs(lengths=lengths), logits=mode)
+    return logits if new is None else jnp.where(lengths[:, None] > 0, new, logits), state
+
+
+_STATIC = ("config", "mode")
+_step_keeping = jax.jit(_step, static_argnames=_STATIC)
+_step_donating = jax.jit(_step, static_argnames=_STATIC, donate_argnames=("state",))
+
+
+@functools.partial(jax.jit, static_argnames=("config",))
+def _scoring_step(
+    params: DecoderParams,
+    tokens: jax.Array,
+    targets: jax.Array,
+    state: DecodeState,
+    lengths: jax.Array,
+    *,
+    config: ModelConfig,
+) -> tuple[jax.Array, DecodeState]:
+    count_trace("score_prompt")
+    logits, state = forward(
+        params, tokens, state, config=config, inputs=StepInputs(lengths=lengths), logits="all"
+    )
+    return token_logprobs(logits, targets), state

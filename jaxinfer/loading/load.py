@@ -1,0 +1,58 @@
+"""A checkpoint to a `Model`, in one call."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from jaxinfer.config import DTYPES
+from jaxinfer.loading.cache import resolve
+from jaxinfer.loading.checkpoint import open_checkpoint
+from jaxinfer.loading.tensor_source import CheckpointError
+from jaxinfer.models import Model, assemble_params, family_of
+from jaxinfer.state import KvWindowPolicy
+
+
+def load(
+    name_or_path: str | Path, *, dtype: str | None = None, kv_window: KvWindowPolicy | None = None
+) -> Model:
+    """Returns the model of a known name, a directory with safetensors, or a .gguf file.
+
+    Args:
+      dtype: of the weights, "float32" or "bfloat16"; None: the checkpoint's own, bfloat16 for a quantised
+        GGUF file.
+      kv_window: whether sliding layers drop rows behind their window; None: as the environment variable
+        `JAXINFER_KV_WINDOW` says, read now.
+
+    Raises:
+      CheckpointError: a file that cannot be loaded as it is, tensors that do not fit the config, an unknown
+        architecture or rope type; the message names the file.
+      ModelNotPulledError: a known model that is not in the cache: `jaxinfer pull` fetches it.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"load(dtype=...) must be one of {DTYPES} or None; got {dtype!r}")
+    path = resolve(name_or_path)
+    checkpoint = open_checkpoint(path)
+    try:
+        family = family_of(checkpoint.config)
+        config = family.read_config(checkpoint.config)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    config = dataclasses.replace(config, dtype=dtype or _own_dtype(checkpoint.config))
+    tokenizer = checkpoint.tokenizer
+    if tokenizer is None:
+        raise CheckpointError(f"{path}: holds no tokenizer")
+    return Model(
+        config=config,
+        params=assemble_params(config, family, checkpoint.source),
+        tokenizer=tokenizer,
+        chat_template=checkpoint.chat_template,
+        fingerprint=checkpoint.fingerprint,
+        kv_window=KvWindowPolicy.from_env() if kv_window is None else kv_window,
+    )
+
+
+def _own_dtype(raw: dict) -> str:
+    # float16 checkpoints overflow in these models; bfloat16 has float32's range at the same size.
+    own = raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"
+    return "float32" if own == "float32" else "bfloat16"
