@@ -1,0 +1,136 @@
+"""One token a row: penalty, temperature, top-k, top-p, min-p, then one draw from what is left."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.sampling.logprobs import token_logprobs
+from jaxinfer.sampling.mass import Mass, first_true, fixed_point, fraction_of, locate, total_mass
+from jaxinfer.sampling.options import RowSampling
+from jaxinfer.sampling.prefix import SLACK, kept_prefix, sort_key, whole_rows
+
+
+@flax.struct.dataclass
+class SampleResult:
+    """One token a row. A row that cannot be sampled has token -1 and NaN twice."""
+
+    token: jax.Array  # int32 [B]
+    logprob: jax.Array  # float32 [B]; log-softmax of the unmodified logits at token
+    processed_logprob: jax.Array  # float32 [B]; under the distribution drawn from; 0 for a greedy row
+
+
+@jax.jit
+def sample(
+    logits: jax.Array, rows: RowSampling, *, index: jax.Array, seen: jax.Array | None = None
+) -> SampleResult:
+    """Returns one token a row; where every row is greedy it costs an argmax.
+
+    Equal logits count in the order of their ids. A token less than 2**-40 times as likely as the
+    likeliest is never drawn. Under `vmap` the shortcuts (no row draws, no row filters) are lost.
+
+    A row that cannot be sampled has token -1 and NaN log-probabilities, whatever its options: one with
+    a NaN or +inf logit or with no finite logit, before or after the penalty (the logits of a row whose
+    state has gone bad are NaN), and one that asks for a repetition penalty while `seen` is None.
+
+    Args:
+        logits: float32 [B, V].
+        rows: the options, from `stack_sampling`.
+        index: int32 [B], how many tokens the row has generated so far; folded into its key.
+        seen: bool [B, V], the tokens that the repetition penalty applies to, from `mark_seen`.
+
+    Raises:
+        ValueError: a wrong dtype or shape.
+    """
+    _check(logits, rows, index, seen)
+    penalised = _penalise(logits, rows.repetition_penalty, seen)
+    best = jnp.max(penalised, axis=-1)  # NaN when any logit is
+    well = jnp.isfinite(best)
+    if seen is None:
+        well &= rows.repetition_penalty == 1
+    drawing = well & (rows.temperature > 0)
+    greedy = first_true(penalised == best[:, None])
+    token, processed = jax.lax.cond(
+        jnp.any(drawing),
+        lambda: _draw(penalised, rows, index, best=best, drawing=drawing),
+        lambda: (greedy, jnp.zeros_like(best)),
+    )
+    token = jnp.where(drawing, token, greedy)
+    raw = token_logprobs(logits, jnp.where(well, token, 0))
+    return SampleResult(
+        token=jnp.where(well, token, -1),
+        logprob=jnp.where(well, raw, jnp.nan),
+        processed_logprob=jnp.where(well, jnp.where(drawing, processed, 0.0), jnp.nan),
+    )
+
+
+def _draw(
+    penalised: jax.Array, rows: RowSampling, index: jax.Array, *, best: jax.Array, drawing: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns token int32 [B] and its log-probability float32 [B]; meaningless where not `drawing`."""
+    batch, vocab_size = penalised.shape
+    # Rows that do not draw get one-hot weights, so that they never need the slow search.
+    scaled = (penalised - best[:, None]) / jnp.where(drawing, rows.temperature, 1.0)[:, None]
+    likelihood = jnp.exp(scaled)
+    # Computed once, so that no fusion gives one token two weights.
+    weights = jax.lax.optimization_barrier(fixed_point(likelihood))
+    top_k = jnp.where(drawing & (rows.top_k < vocab_size), rows.top_k, 0)
+    top_p = jnp.where(drawing, rows.top_p, 1.0)
+    prefix = jax.lax.cond(
+        jnp.any((top_k > 0) | (top_p < 1)),
+        lambda: kept_prefix(penalised, weights, top_k, top_p),
+        lambda: whole_rows(batch, vocab_size),
+    )
+    likely = likelihood >= (rows.min_p * (1 - SLACK))[:, None]
+    weights = weights.where(prefix.keeps(sort_key(penalised)) & likely)
+    total = total_mass(weights)
+    token = locate(weights, fraction_of(total, _random_words(rows.rng_key, index)))
+    chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]
+    return token, chosen - jnp.log(total.as_float())  # both at most 0: the best token stays and weighs 1
+
+
+def _penalise(logits: jax.Array, penalty: jax.Array, seen: jax.Array | None) -> jax.Array:
+    if seen is None:
+        return logits
+    penalty = penalty[:, None]
+    return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def _random_words(rng_key: jax.Array, index: jax.Array) -> Mass:
+    """Returns 64 random bits a row, a function of its key and index alone."""
+
+    def row(key_data: jax.Array, count: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl="threefry2x32"), count)
+        return jax.random.bits(key, (2,), jnp.uint32)
+
+    words = jax.vmap(row)(rng_key, index)
+    return Mass(words[:, 0], words[:, 1])
+
+
+def mark_seen(seen: jax.Array, tokens: jax.Array, valid: jax.Array) -> jax.Array:
+    """Returns `seen` with the valid tokens marked; updated in place inside a jitted loop.
+
+    Args:
+        seen: bool [B, V].
+        tokens: int32 [B, T]; an id outside [0, V) marks nothing.
+        valid: bool [B, T]; False for padding, which marks nothing whatever its id.
+    """
+    size = seen.shape[-1]
+    inside = valid & (tokens >= 0) & (tokens < size)
+    batch = jnp.arange(seen.shape[0])[:, None]
+    return seen.at[batch, jnp.where(inside, tokens, size)].set(True, mode="drop")
+
+
+def _check(logits: jax.Array, rows: RowSampling, index: jax.Array, seen: jax.Array | None) -> None:
+    if logits.ndim != 2 or logits.dtype != jnp.float32:
+        raise ValueError(f"sample(logits=...) must be float32 [B, V]; got {logits.dtype} {logits.shape}")
+    batch = logits.shape[0]
+    if rows.temperature.shape != (batch,):
+        raise ValueError(
+            f"sample(rows=...) must have one entry for each of {batch} rows; got {rows.temperature.shape}"
+        )
+    if index.shape != (batch,) or index.dtype != jnp.int32:
+        raise ValueError(f"sample(index=...) must be int32 [{batch}]; got {index.dtype} {index.shape}")
+    if seen is not None and (seen.shape != logits.shape or seen.dtype != jnp.bool_):
+        raise ValueError(f"sample(seen=...) must be bool {logits.shape}; got {seen.dtype} {seen.shape}")
