@@ -17,7 +17,7 @@ STANDS_ON = {
     "nn": ("state", "ops"),
     "models": ("nn",),
     "loading": ("models",),
-    "testing": ("models",),
+    "testing": ("loading",),
     "sampling": (),
     "generation": ("models", "sampling", "state"),
     "chat": ("generation", "prefix"),

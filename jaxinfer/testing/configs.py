@@ -1,0 +1,107 @@
+"""Tiny configs, one a family, with uneven sizes: a mixed-up axis does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jaxinfer.config import LayerConfig, LayerKind, ModelConfig, RopeConfig
+from jaxinfer.spans import MaskPolicy
+from jaxinfer.testing.tokenizer import BOS, EOS, IMAGE, TOKEN_IDS, VOCAB_SIZE
+
+HEAD_DIM = 16
+_BASE = ModelConfig(
+    family="llama",
+    vocab_size=VOCAB_SIZE,
+    embed_dim=48,
+    mlp_dim=80,
+    num_q_heads=4,
+    num_kv_heads=2,
+    head_dim=HEAD_DIM,
+    layers=(LayerConfig(LayerKind.FULL_ATTENTION, rope=RopeConfig(100_000.0, HEAD_DIM)),) * 3,
+    max_positions=512,
+    norm_eps=1e-5,
+    softmax_scale=HEAD_DIM**-0.5,
+    tie_embeddings=True,
+    bos_token_id=TOKEN_IDS[BOS],
+    eos_token_ids=(TOKEN_IDS[EOS],),
+)
+
+
+def _full(theta: float, policy: MaskPolicy = MaskPolicy.CAUSAL, **rope: Any) -> LayerConfig:
+    return LayerConfig(LayerKind.FULL_ATTENTION, mask_policy=policy, rope=RopeConfig(theta, HEAD_DIM, **rope))
+
+
+def _sliding(theta: float, window: int, policy: MaskPolicy = MaskPolicy.CAUSAL) -> LayerConfig:
+    return LayerConfig(
+        LayerKind.SLIDING_ATTENTION, window=window, mask_policy=policy, rope=RopeConfig(theta, HEAD_DIM)
+    )
+
+
+def _llama(window: int) -> ModelConfig:
+    return _BASE
+
+
+def _mistral(window: int) -> ModelConfig:
+    layers = (_sliding(10_000.0, window),) * 3
+    return dataclasses.replace(_BASE, family="mistral", layers=layers, tie_embeddings=False)
+
+
+def _qwen3(window: int) -> ModelConfig:
+    return dataclasses.replace(
+        _BASE, family="qwen3", layers=(_full(1_000_000.0),) * 3, norm_eps=1e-6, qk_norm=True
+    )
+
+
+def _qwen3_vl(window: int) -> ModelConfig:
+    layers = (_full(5_000_000.0, mrope_section=(4, 2, 2)),) * 3
+    return dataclasses.replace(
+        _qwen3(window), family="qwen3_vl", layers=layers, image_token_id=TOKEN_IDS[IMAGE]
+    )
+
+
+def _gemma3(window: int, policy: MaskPolicy = MaskPolicy.CAUSAL) -> ModelConfig:
+    local = _sliding(10_000.0, window, policy)
+    return dataclasses.replace(
+        _BASE,
+        family="gemma3",
+        layers=(local, local, _full(1_000_000.0, policy, scaling="linear", factor=8.0)),
+        norm_eps=1e-6,
+        softmax_scale=20**-0.5,
+        activation="gelu_tanh",
+        scale_embeddings=True,
+        qk_norm=True,
+        post_norms=True,
+    )
+
+
+def _gemma3_image(window: int) -> ModelConfig:
+    config = _gemma3(window, MaskPolicy.VISION_BIDIRECTIONAL)
+    return dataclasses.replace(config, image_token_id=TOKEN_IDS[IMAGE])
+
+
+_FAMILIES: dict[str, Callable[[int], ModelConfig]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen3": _qwen3,
+    "gemma3": _gemma3,
+    "gemma3_image": _gemma3_image,
+    "qwen3_vl": _qwen3_vl,
+}
+TINY_FAMILIES = tuple(_FAMILIES)
+
+
+def tiny_config(family: str = "llama", *, window: int = 8, **changes: Any) -> ModelConfig:
+    """Returns a float32 config of three layers for the vocabulary of `toy_tokenizer`.
+
+    Args:
+      family: one of `TINY_FAMILIES`: "llama" (tied), "mistral" (all sliding, untied), "qwen3" (query and key
+        norms), "gemma3" (sliding, sliding, full), "gemma3_image" (the same, image runs read both ways),
+        "qwen3_vl" (three-axis rope).
+      window: of the sliding layers, where there are any.
+      **changes: fields of `ModelConfig` to replace, for example `dtype="bfloat16"`.
+    """
+    if family not in _FAMILIES:
+        raise ValueError(f"tiny_config(family=...) must be one of {TINY_FAMILIES}; got {family!r}")
+    return dataclasses.replace(_FAMILIES[family](window), **changes)
