@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxinfer.loading.dequantize import dequantize_rows
 from jaxinfer.loading.gguf_config import ROPE_FACTORS_TENSOR, gguf_config
-from jaxinfer.loading.gguf_format import GgufFile, read_gguf
+from jaxinfer.loading.gguf_format import GgufFile, GgufTensor, read_gguf
 from jaxinfer.loading.tensor_source import CheckpointError, checked_dtype, read_by_row_blocks
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -94,23 +94,26 @@ class GgufSource:
         """The tensor, dequantised; float32 [*shape] or bfloat16."""
         dtype = checked_dtype(f"read({name!r}, dtype=...)", dtype)
         tensor = self.file.tensors[self._raw_name(name)]
-        stored = self.file.tensor_rows(tensor)
         order = self._row_order(name, tensor.shape)
-
-        def rows_of(start: int, end: int) -> np.ndarray:
-            rows = stored[start:end] if order is None else stored[order[start:end]]
-            return dequantize_rows(rows, tensor.kind)
-
-        if len(tensor.shape) == 1:
-            values = dequantize_rows(stored, tensor.kind).reshape(tensor.shape)
-            return values.astype(dtype) if order is None else values[order].astype(dtype)
         try:
-            flat = read_by_row_blocks((stored.shape[0], tensor.shape[-1]), dtype, rows_of)
+            return self._expanded(tensor, order, dtype)
         except NotImplementedError:
             raise CheckpointError(
                 f"{self.description}: tensor {tensor.name!r} is stored as {tensor.kind.name}, "
                 "which cannot be read"
             ) from None
+
+    def _expanded(self, tensor: GgufTensor, order: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
+        stored = self.file.tensor_rows(tensor)
+        if len(tensor.shape) == 1:
+            values = dequantize_rows(stored, tensor.kind).reshape(tensor.shape)
+            return (values if order is None else values[order]).astype(dtype)
+
+        def rows_of(start: int, end: int) -> np.ndarray:
+            rows = stored[start:end] if order is None else stored[order[start:end]]
+            return dequantize_rows(rows, tensor.kind)
+
+        flat = read_by_row_blocks((len(stored), tensor.shape[-1]), dtype, rows_of)
         return flat.reshape(tensor.shape)
 
     def _raw_name(self, name: str) -> str:

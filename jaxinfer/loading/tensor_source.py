@@ -21,7 +21,7 @@ BLOCK_ELEMENTS = 1 << 17
 
 # Blocks from which threads pay, and the most threads; numpy frees the interpreter lock in each block.
 _THREADED_BLOCKS = 4
-_MAX_THREADS = 4
+MAX_THREADS = 4
 
 
 class CheckpointError(ValueError):
@@ -81,7 +81,7 @@ def read_by_row_blocks(
         out[start:end] = rows_of(start, end)
 
     starts = range(0, rows, block_rows)
-    threads = min(_MAX_THREADS, os.cpu_count() or 1)
+    threads = min(MAX_THREADS, os.cpu_count() or 1)
     if len(starts) < _THREADED_BLOCKS or threads == 1:
         for start in starts:
             fill(start)
