@@ -8,6 +8,7 @@ with scores, from which the merges are derived.
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 
 import numpy as np
@@ -55,10 +56,11 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception, for example for an impossible merge
         raise vocabulary.error(f"its tokenizer cannot be built: {error}") from None
     marks_spaces = vocabulary.model == "llama"
+    adds_space = marks_spaces and vocabulary.flag("add_space_prefix", True)
     return Tokenizer(
-        backend,
+        SpacePrefixing(backend) if adds_space else backend,
         piece_encoding="space_mark" if marks_spaces else "byte_level",
-        strip_leading_space=marks_spaces and vocabulary.flag("add_space_prefix", True),
+        strip_leading_space=adds_space,
         vocab_size=len(vocabulary.tokens),
         bos_token_id=vocabulary.optional_id("bos_token_id"),
         eos_token_ids=[index for key in _END_KEYS if (index := vocabulary.optional_id(key)) is not None],
@@ -251,6 +253,34 @@ _SPLITS = {
 }
 
 
+class SpacePrefixing:
+    """A backend that puts a space before every stretch of text between control tokens.
+
+    SentencePiece does so for each text it is given, and control tokens lie between the texts. A `Prepend`
+    normalizer would put the space before user-defined tokens inside a text as well.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        self._backend = backend
+        added = backend.get_added_tokens_decoder().values()
+        control = sorted((token.content for token in added if token.special), key=len, reverse=True)
+        self._control = re.compile("(" + "|".join(map(re.escape, control)) + ")" if control else "(?!)()")
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> tokenizers.Encoding:
+        parts = self._control.split(text)
+        parts[::2] = [f" {part}" if part else "" for part in parts[::2]]
+        return self._backend.encode("".join(parts), add_special_tokens=add_special_tokens)
+
+    def get_added_tokens_decoder(self) -> dict[int, AddedToken]:
+        return self._backend.get_added_tokens_decoder()
+
+    def id_to_token(self, token_id: int) -> str | None:
+        return self._backend.id_to_token(token_id)
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._backend.token_to_id(token)
+
+
 def _sentence_piece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     if vocabulary.flag("remove_extra_whitespaces", False):
         raise vocabulary.error("metadata 'tokenizer.ggml.remove_extra_whitespaces' = True is not supported")
@@ -264,11 +294,7 @@ def _sentence_piece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
         fuse_unk=True,
     )
     backend = tokenizers.Tokenizer(model)
-    escape = normalizers.Replace(" ", SPACE_MARK)
-    if vocabulary.flag("add_space_prefix", True):
-        backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), escape])
-    else:
-        backend.normalizer = escape
+    backend.normalizer = normalizers.Replace(" ", SPACE_MARK)
     backend.decoder = decoders.Sequence(
         [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     )

@@ -10,12 +10,21 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import tokenizers
 
 SPACE_MARK = "\u2581"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Backend(Protocol):
+    """What a `Tokenizer` needs of a `tokenizers.Tokenizer`."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> tokenizers.Encoding: ...
+    def get_added_tokens_decoder(self) -> dict[int, tokenizers.AddedToken]: ...
+    def id_to_token(self, token_id: int, /) -> str | None: ...
+    def token_to_id(self, token: str, /) -> int | None: ...
 
 
 class Tokenizer:
@@ -31,7 +40,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: Backend,
         *,
         piece_encoding: Literal["byte_level", "space_mark"],
         strip_leading_space: bool,

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - the texts are meant to look like others
 """Writes token ids of a page of mixed text for the known models into `tests/loading/fixtures/`.
 
     python -m tests.oracles.make_tokenizer_oracles
@@ -27,7 +28,7 @@ TEXTS = (
     "The quick brown fox jumps over the lazy dog. It's 7:45 o'clock; they'll've been 1,234.56 m away!",
     "def f(x: int) -> int:\n    # tabs\tand spaces\n\n\n        return x**2 if x else -1\r\n",
     'for (int i = 0; i <= 10; ++i) { printf("%d\\n", a[i]); } // 0xDEADBEEF\n\n\n\n\n',
-    "{\"key\": [null, true, 1.5e-8], 'nested': {\"a\": \"\\u00e9\"}}",
+    '{"key": [null, true, 1.5e-8], \'nested\': {"a": "\\u00e9"}}',
     "🙂👩‍👩‍👧‍👦 flags 🇨🇭🇯🇵, skin 👍🏽, keycap 1️⃣ and a lone \U000e0041",
     "Ünïcödé naïve café — “quotes” … e\u0301 (combining) ﬁ ½ ² № ™",
     "日本語のテキストと漢字、カタカナ。中文没有空格。한국어 문장입니다.",
