@@ -91,7 +91,9 @@ def _step(
     mode: LogitsMode,
 ) -> tuple[jax.Array, DecodeState]:
     count_trace("prefill")
-    new, state = forward(params, tokens, state, config=config, inputs=StepInputs(lengths=lengths), logits=mode)
+    new, state = forward(
+        params, tokens, state, config=config, inputs=StepInputs(lengths=lengths), logits=mode
+    )
     return logits if new is None else jnp.where(lengths[:, None] > 0, new, logits), state
 
 

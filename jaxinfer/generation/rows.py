@@ -250,9 +250,7 @@ def _token_logprob(block: TokenBlock, row: int, column: int) -> TokenLogprob:
     )
 
 
-def _seen_tokens(
-    rows: Sequence[Sequence[int]], options: Options, vocab_size: int
-) -> jax.Array | None:
+def _seen_tokens(rows: Sequence[Sequence[int]], options: Options, vocab_size: int) -> jax.Array | None:
     """Returns which tokens each row has seen, bool [B, V]; None where no row is penalised for them."""
     if all(sampling.repetition_penalty in (None, 1.0) for sampling in options.sampling):
         return None
@@ -270,7 +268,9 @@ def _check_count(name: str, value: object, *, least: int) -> None:
 def _check_row(model: Model, index: int, row: Sequence[int], max_new_tokens: int) -> None:
     vocab_size, limit = model.config.vocab_size, model.config.max_positions
     if not row:
-        raise ValueError(f"generate(prompts=...) row {index} has no tokens; an empty prompt cannot be continued")
+        raise ValueError(
+            f"generate(prompts=...) row {index} has no tokens; an empty prompt cannot be continued"
+        )
     bad = next((token for token in row if not 0 <= token < vocab_size), None)
     if bad is not None:
         raise ValueError(
