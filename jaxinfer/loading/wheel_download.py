@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -82,7 +83,7 @@ def _run_pip(wheel: Wheel, scratch: Path, log: Path, report: Callable[[int], Non
         )
         try:
             while process.poll() is None:
-                report(min(_bytes_under(unpacking, wheels), wheel.num_bytes))
+                report(min(bytes_under(unpacking, wheels), wheel.num_bytes))
                 time.sleep(_POLL_SECONDS)
         finally:
             _stop(process)
@@ -100,14 +101,14 @@ def _stop(process: subprocess.Popen) -> None:
             process.wait()
 
 
-def _bytes_under(*folders: Path) -> int:
+def bytes_under(*folders: Path) -> int:
+    """Bytes of all files; files and folders may vanish meanwhile, as pip moves and removes them."""
     total = 0
-    for folder in folders:
-        for path in folder.rglob("*"):
-            try:
-                total += path.stat().st_size if path.is_file() else 0
-            except FileNotFoundError:
-                continue  # pip moved it while we looked
+    for top in folders:
+        for folder, _, names in os.walk(top):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    total += os.stat(os.path.join(folder, name)).st_size
     return total
 
 

@@ -126,7 +126,7 @@ def test_heads_that_do_not_divide_the_rows_are_refused(tmp_path):
     stored["blk.0.attn_q.weight"] = np.ones((12, tiny_gguf.EMBED), np.float32)
     source = GgufSource(write_gguf(tmp_path / "t.gguf", "llama", stored))
     with pytest.raises(
-        CheckpointError, match="'blk.0.attn_q.weight' has 12 rows, not a multiple of the head size 8"
+        CheckpointError, match=r"'blk.0.attn_q.weight' has 12 rows, not a multiple of the head size 8"
     ):
         source.read("model.layers.0.self_attn.q_proj.weight", np.float32)
 
@@ -271,5 +271,5 @@ def test_a_file_with_an_output_matrix_is_not_tied(tmp_path):
 def test_two_spellings_of_one_tensor_are_refused(tmp_path):
     stored = stored_weights("llama", hugging_face_weights("llama"))
     stored["blk.00.attn_v.weight"] = stored["blk.0.attn_v.weight"]
-    with pytest.raises(CheckpointError, match="are both 'model.layers.0.self_attn.v_proj.weight'"):
+    with pytest.raises(CheckpointError, match=r"are both 'model.layers.0.self_attn.v_proj.weight'"):
         GgufSource(write_gguf(tmp_path / "t.gguf", "llama", stored))

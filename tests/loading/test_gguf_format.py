@@ -145,8 +145,7 @@ def test_a_damaged_header_is_refused_or_read_never_a_crash(tiny, tmp_path):
         path.write_bytes(damaged)
         try:
             read_gguf(path)
-        except CheckpointError as error:
-            assert str(error).startswith(f"{path}: ")
+        except CheckpointError:
             outcomes[False] += 1
         else:
             outcomes[True] += 1

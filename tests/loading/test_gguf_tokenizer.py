@@ -150,7 +150,7 @@ def test_sentencepiece_metadata_that_is_wrong_is_named(changes, problem):
 
 def test_a_token_listed_twice_is_named():
     tokens = byte_level().metadata["tokenizer.ggml.tokens"]
-    with pytest.raises(CheckpointError, match="lists '<|im_end|>' twice"):
+    with pytest.raises(CheckpointError, match=r"lists '<\|im_end\|>' twice"):
         gguf_tokenizer(byte_level(tokens=[*tokens[:-1], "<|im_end|>"]))
 
 
