@@ -1,0 +1,136 @@
+"""What `jaxinfer info` reports, as plain values that JSON can hold."""
+
+from __future__ import annotations
+
+import collections
+import importlib.metadata
+import math
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxinfer.loading.cache import cache_dir, is_pulled, model_path, resolve
+from jaxinfer.loading.known_models import KNOWN_MODELS
+
+if TYPE_CHECKING:
+    from jaxinfer.config import ModelConfig
+    from jaxinfer.loading import Checkpoint
+
+
+def own_version() -> str:
+    """Returns the installed version, or that it runs from a source tree that is not installed."""
+    try:
+        return importlib.metadata.version("jaxinfer")
+    except importlib.metadata.PackageNotFoundError:
+        return "(source tree)"
+
+
+def environment_facts() -> dict[str, Any]:
+    """Returns versions, devices, where things are kept, and which known models are there."""
+    import jax
+    import jaxlib
+
+    return {
+        "versions": {
+            "jaxinfer": own_version(),
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
+            "python": platform.python_version(),
+        },
+        "devices": [
+            {"id": device.id, "platform": device.platform, "kind": device.device_kind}
+            for device in jax.devices()
+        ],
+        "cache": str(cache_dir()),
+        "compiled_programs": jax.config.jax_compilation_cache_dir,
+        "pulled": [
+            {"name": model.name, "path": str(model_path(model)), "file_bytes": model.num_bytes}
+            for model in KNOWN_MODELS.values()
+            if is_pulled(model)
+        ],
+    }
+
+
+def model_facts(name: str, dtype: str | None) -> dict[str, Any]:
+    """Returns what a checkpoint's header and config say; no weight is read.
+
+    Raises what `jaxinfer.load` raises for a model that is not there or cannot be read.
+    """
+    from jaxinfer.loading import open_checkpoint
+
+    path = resolve(name)
+    checkpoint = open_checkpoint(path)
+    config = _config(checkpoint, path, dtype)
+    return {
+        "name": name,
+        "path": str(path),
+        "family": config.family,
+        "layers": dict(collections.Counter(layer.kind.value for layer in config.layers)),
+        "windows": sorted({layer.window for layer in config.layers if layer.window is not None}),
+        **_weights(config),
+        "file_bytes": sum(file.stat().st_size for file in checkpoint.files),
+        "dtype": config.dtype,
+        "embed_dim": config.embed_dim,
+        "num_q_heads": config.num_q_heads,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_positions": config.max_positions,
+        "chat_template": checkpoint.chat_template is not None,
+        "licence": _licence(name, checkpoint),
+        **_kv_rows(config),
+    }
+
+
+def _config(checkpoint: Checkpoint, path: Path, dtype: str | None) -> ModelConfig:
+    """Returns the config that `load` would use."""
+    import dataclasses
+
+    from jaxinfer.loading import CheckpointError
+    from jaxinfer.loading.load import _own_dtype
+    from jaxinfer.models import family_of
+
+    try:
+        config = family_of(checkpoint.config).read_config(checkpoint.config)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return dataclasses.replace(config, dtype=dtype or _own_dtype(checkpoint.config))
+
+
+def _weights(config: ModelConfig) -> dict[str, int]:
+    import jax
+
+    from jaxinfer.models import param_shapes
+
+    leaves = jax.tree.leaves(param_shapes(config))
+    return {
+        "num_params": sum(math.prod(leaf.shape) for leaf in leaves),
+        "params_bytes": sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves),
+    }
+
+
+def _kv_rows(config: ModelConfig) -> dict[str, Any]:
+    """Returns the bytes that one more token adds to a state while no layer has dropped any."""
+    import jax
+
+    from jaxinfer.generation.generate import kv_dtype
+    from jaxinfer.state import init_state
+
+    dtype = kv_dtype(config)
+
+    def state_bytes(capacity: int) -> int:
+        state = jax.eval_shape(lambda: init_state(config, capacity=capacity, dtype=dtype))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+
+    return {"kv_dtype": dtype, "kv_bytes_per_token": state_bytes(2) - state_bytes(1)}
+
+
+def _licence(name: str, checkpoint: Checkpoint) -> str | None:
+    """Returns the licence of a known model, or what a GGUF file says; None where nothing is said."""
+    from jaxinfer.loading.gguf import GgufSource
+
+    if name in KNOWN_MODELS:
+        return KNOWN_MODELS[name].licence
+    if isinstance(checkpoint.source, GgufSource):
+        return checkpoint.source.file.metadata.get("general.license")
+    return None
