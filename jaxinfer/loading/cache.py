@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from jaxinfer.loading.fingerprint import file_digest
+from jaxinfer.loading.hub import hub_snapshot, is_hub_id
 from jaxinfer.loading.known_models import KNOWN_MODELS, KnownModel
 
 CACHE_ENV = "JAXINFER_CACHE"
@@ -42,13 +43,13 @@ def is_pulled(model: KnownModel) -> bool:
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The checkpoint that a known name, a directory or a .gguf file stands for.
+    """The checkpoint that a known name, a directory, a .gguf file or a hub id (`owner/name`) stands for.
 
-    A known name wins over a directory of the same name: write `./name` for that.
+    A known name wins over a directory of the same name: write `./name` for that. A hub id is fetched.
 
     Raises:
         ModelNotPulledError: a known model that is not in the cache.
-        ValueError: neither a known name nor a directory nor a .gguf file.
+        ValueError: nothing of these, or a hub id that could not be fetched.
     """
     if isinstance(name_or_path, str) and name_or_path in KNOWN_MODELS:
         model = KNOWN_MODELS[name_or_path]
@@ -58,8 +59,10 @@ def resolve(name_or_path: str | Path) -> Path:
     path = Path(name_or_path).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
+    if isinstance(name_or_path, str) and is_hub_id(name_or_path):
+        return hub_snapshot(name_or_path)
     problem = "is not a .gguf file" if path.is_file() else "does not exist"
     raise ValueError(
-        f"model {str(name_or_path)!r} {problem}: pass a directory with safetensors, a .gguf file or a "
-        f"known name ({', '.join(KNOWN_MODELS)})"
+        f"model {str(name_or_path)!r} {problem}: pass a directory with safetensors, a .gguf file, a hub id "
+        f"(owner/name) or a known name ({', '.join(KNOWN_MODELS)})"
     )

@@ -50,13 +50,7 @@ def directory_tokenizer(directory: Path, config: dict[str, Any]) -> Tokenizer | 
             )
         return None
     settings = read_json(directory / "tokenizer_config.json")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    # A stored limit would cut long texts without a word.
-    backend.no_truncation()
-    backend.no_padding()
+    backend = _read_backend(path)
     _add_missing_tokens(backend, settings, path)
     special = special_tokens(directory)
     _frame_raw_text(backend, settings, special, path)
@@ -83,6 +77,20 @@ def directory_tokenizer(directory: Path, config: dict[str, Any]) -> Tokenizer | 
         eos_token_ids=ends,
         fingerprint=_fingerprint(path, settings, bos, ends),
     )
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+        # A stored limit would cut long texts without a word.
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode("a")  # some faults show only in use
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # bare Exception, and for a panic in Rust something that is not even that
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    return backend
 
 
 def special_tokens(directory: Path) -> dict[str, str]:
@@ -182,9 +190,10 @@ def _frame_raw_text(
     )
 
 
-def _piece_encoding(decoder: dict[str, Any] | None, path: Path) -> tuple[Any, bool]:
+def _piece_encoding(decoder: Any, path: Path) -> tuple[Any, bool]:
     """How pieces spell bytes, and whether decoding drops a leading space, from the stored decoder."""
-    steps = (decoder or {}).get("decoders", [decoder or {}])
+    decoder = decoder if isinstance(decoder, dict) else {}
+    steps = decoder.get("decoders", [decoder])
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
         return "byte_level", False

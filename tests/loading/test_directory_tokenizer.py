@@ -145,6 +145,14 @@ def test_a_damaged_tokenizer_is_named(tmp_path, content):
         directory_tokenizer(tmp_path, {})
 
 
+def test_a_fault_that_shows_only_in_use_is_found_on_reading(tmp_path):
+    stored = json.loads(byte_backend().to_str())
+    stored["post_processor"]["special_tokens"] = {}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read: "):
+        directory_tokenizer(tmp_path, {})
+
+
 def test_a_damaged_config_is_named(tmp_path):
     write(tmp_path)
     (tmp_path / "generation_config.json").write_text("{'eos_token_id': 1}")
