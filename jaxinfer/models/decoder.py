@@ -15,11 +15,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxinfer.config import ModelConfig, RopeConfig
-from jaxinfer.models.inputs import LogitsMode, StepInputs, check_call
+from jaxinfer.models.inputs import Aux, LogitsMode, StepInputs, check_call
 from jaxinfer.models.params import DecoderParams
 from jaxinfer.nn import block
 from jaxinfer.ops import embed, linear, rms_norm, rope_tables
-from jaxinfer.state import DecodeState, Status, Step, make_step
+from jaxinfer.state import Checkpoint, DecodeState, Status, Step, make_step
 
 
 def forward(
@@ -51,6 +51,31 @@ def forward(
       ValueError: shapes or dtypes that do not fit; and, where values are known on the host: a token id
         outside the vocabulary, more tokens than the capacity, a step that continues a begun image run.
     """
+    if inputs is not None and inputs.checkpoint_at is not None:
+        raise ValueError("forward(inputs.checkpoint_at=...) gives no checkpoints; call forward_with_aux")
+    out, state, _ = forward_with_aux(
+        params, tokens, state, config=config, inputs=inputs, logits=logits, implementation=implementation
+    )
+    return out, state
+
+
+def forward_with_aux(
+    params: DecoderParams,
+    tokens: ArrayLike,
+    state: DecodeState | None = None,
+    *,
+    config: ModelConfig,
+    inputs: StepInputs | None = None,
+    logits: LogitsMode = "last",
+    implementation: str | None = None,
+) -> tuple[jax.Array | None, DecodeState | None, Aux]:
+    """Returns (logits, state, `Aux`): what `forward` does, and what a step can tell beside it.
+
+    `inputs.checkpoint_at` takes checkpoints inside the step, from its first position to the one after its
+    last real token, before eviction drops the rows that they need: `aux.checkpoints[i]` holds each row at
+    `checkpoint_at[:, i]`. Take the same lengths with every chunk of a prompt: each chunk's `valid` says
+    which of them fell into it.
+    """
     tokens = jnp.asarray(tokens) if not isinstance(tokens, np.ndarray) else tokens
     inputs = inputs if inputs is not None else StepInputs()
     check_call(tokens, state, inputs, logits, config)
@@ -75,7 +100,7 @@ def _forward(
     config: ModelConfig,
     logits: LogitsMode,
     implementation: str | None,
-) -> tuple[jax.Array | None, DecodeState | None]:
+) -> tuple[jax.Array | None, DecodeState | None, Aux]:
     batch, q_len = tokens.shape
     start = jnp.zeros(batch, jnp.int32) if state is None else state.length
     lengths = jnp.full(batch, q_len, jnp.int32) if inputs.lengths is None else inputs.lengths
@@ -87,12 +112,15 @@ def _forward(
         q_len=q_len,
         capacity=None if state is None else state.capacity,
     )
+    if inputs.checkpoint_at is not None:
+        reached = jnp.clip(inputs.checkpoint_at, step.start[:, None], step.end[:, None])
+        step = step.replace(checkpoint_at=reached)
     status = _step_status(tokens, step, lengths, state, inputs, config)
     ropes = _rope_tables(config, step, state, inputs, q_len)
     x = _embed(params, tokens, inputs, config)
-    layer_states = []
+    layer_states, saved = [], []
     for index, layer in enumerate(config.layers):
-        x, layer_state = block(
+        x, layer_state, layer_saved = block(
             params.layers[index],
             x,
             None if state is None else state.layers[index],
@@ -105,8 +133,16 @@ def _forward(
         if inputs.deepstack is not None and index < inputs.deepstack.shape[0]:
             x = x + inputs.deepstack[index]
         layer_states.append(layer_state)
+        saved.append(layer_saved)
     out = _logits(params, x, step, status, inputs, config=config, mode=logits)
-    return out, None if state is None else _next_state(state, tuple(layer_states), step, status, inputs)
+    if state is None:
+        return out, None, Aux()
+    after = _next_state(state, tuple(layer_states), step, status, inputs)
+    checkpoints = tuple(
+        _checkpoint(state, after, step, inputs, index, tuple(layer[index] for layer in saved))
+        for index in range(len(step.checkpoint_lengths))
+    )
+    return out, after, Aux(checkpoints)
 
 
 def _embed(params: DecoderParams, tokens: jax.Array, inputs: StepInputs, config: ModelConfig) -> jax.Array:
@@ -158,22 +194,61 @@ def _step_status(
 def _next_state(
     state: DecodeState, layers: tuple, step: Step, status: jax.Array, inputs: StepInputs
 ) -> DecodeState:
-    ends_in_image, rope_delta = state.ends_in_image, state.rope_delta
-    last = jnp.maximum(step.lengths - 1, 0)
-    moved = step.lengths > 0
-    if ends_in_image is not None:
-        flags = inputs.is_image
-        ends = False if flags is None else jnp.take_along_axis(flags, last[:, None], axis=1)[:, 0]
-        ends_in_image = jnp.where(moved, ends, ends_in_image)
-    if rope_delta is not None and inputs.positions is not None:
-        # The largest axis of the last real column is the position that the next token follows.
-        top = inputs.positions if inputs.positions.ndim == 2 else jnp.max(inputs.positions, axis=0)
-        real = jnp.arange(top.shape[1]) < step.lengths[:, None]
-        highest = jnp.max(jnp.where(real, top, -1), axis=1)
-        rope_delta = jnp.where(moved, highest + 1 - step.end, rope_delta)
+    columns = state.image_columns
+    if columns is not None and inputs.is_image is not None:
+        position, real = _column_positions(step, inputs.is_image.shape[1], step.end)
+        row = jnp.arange(state.batch)[:, None]
+        position = jnp.where(real, position, columns.shape[1])
+        columns = columns.at[row, position].set(inputs.is_image, mode="drop")
+    rope_delta, image_end = _rope_memory(state, step, inputs, step.end)
     return state.replace(
-        layers=layers, length=step.end, status=status, ends_in_image=ends_in_image, rope_delta=rope_delta
+        layers=layers,
+        length=step.end,
+        status=status,
+        image_columns=columns,
+        rope_delta=rope_delta,
+        image_end=image_end,
     )
+
+
+def _checkpoint(
+    state: DecodeState, after: DecodeState, step: Step, inputs: StepInputs, index: int, layers: tuple
+) -> Checkpoint:
+    """Returns the checkpoint at column `index` of `checkpoint_at`, of a step from `state` to `after`."""
+    asked, reached = inputs.checkpoint_at[:, index], step.checkpoint_lengths[index]
+    valid = (asked == reached) & ~after.cuts_image_run(reached)
+    rope_delta, image_end = _rope_memory(state, step, inputs, reached)
+    return Checkpoint(jnp.where(valid, reached, -1), valid, layers, rope_delta, image_end)
+
+
+def _column_positions(step: Step, q_len: int, length: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the position of each column, int32 [B, T], and whether it is below `length`, bool [B, T]."""
+    position = step.start[:, None] + jnp.arange(q_len, dtype=jnp.int32)
+    return position, position < length[:, None]
+
+
+def _rope_memory(
+    state: DecodeState, step: Step, inputs: StepInputs, length: jax.Array
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Returns `rope_delta` and `image_end` of the state at `length`, which lies within the step."""
+    if state.rope_delta is None or state.image_end is None:
+        return None, None
+    delta, image_end = state.rope_delta, state.image_end
+    if inputs.positions is not None:
+        # Text goes on from the highest position so far, on any axis; what deviates from that is an image.
+        axes = jnp.reshape(inputs.positions, (-1, *inputs.positions.shape[-2:]))
+        position, real = _column_positions(step, axes.shape[2], length)
+        highest = jnp.max(jnp.where(real, axes, -1), axis=(0, 2))
+        delta = jnp.where(length > step.start, highest + 1 - length, delta)
+        deviates = jnp.any(axes != position + delta[:, None], axis=0)
+        last = jnp.max(jnp.where(real & deviates, position + 1, 0), axis=1)
+        image_end = jnp.maximum(image_end, jnp.where(delta != state.rope_delta, step.start, 0))
+        image_end = jnp.maximum(image_end, last)
+    if inputs.is_image is not None:
+        position, real = _column_positions(step, inputs.is_image.shape[1], length)
+        last = jnp.max(jnp.where(real & inputs.is_image, position + 1, 0), axis=1)
+        image_end = jnp.maximum(image_end, last)
+    return delta, image_end
 
 
 def _logits(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.config import ModelConfig
-from jaxinfer.state import DecodeState
+from jaxinfer.state import Checkpoint, DecodeState, known
 
 LogitsMode = Literal["last", "all", "none", "columns"]
 
@@ -29,7 +29,8 @@ class StepInputs:
         consecutive from the state's length (plus its rope delta).
       deepstack: [j, B, T, D], added to the residual after each of the first j layers.
       adapter_ids: not supported yet, refused.
-      checkpoint_at: absolute lengths to take checkpoints at, int32 [B, k]; -1: none.
+      checkpoint_at: absolute lengths to take checkpoints at, int32 [B, k]; -1: none. With
+        `forward_with_aux` only.
       logit_columns: columns to give logits for, int32 [B, k], with `logits="columns"`.
     """
 
@@ -42,6 +43,18 @@ class StepInputs:
     adapter_ids: jax.Array | None = None
     checkpoint_at: jax.Array | None = None
     logit_columns: jax.Array | None = None
+
+
+@flax.struct.dataclass
+class Aux:
+    """What a forward gives beside logits and state.
+
+    Attributes:
+      checkpoints: one for each column of `StepInputs.checkpoint_at`; a row's `valid` is False where its
+        length is -1, not within the step, or inside an image run that a layer reads in both directions.
+    """
+
+    checkpoints: tuple[Checkpoint, ...] = ()
 
 
 def check_call(
@@ -71,6 +84,8 @@ def check_call(
         raise ValueError(
             f"forward(tokens=...) has {batch} rows, state has {state.batch}; init_state(batch={batch})"
         )
+    if inputs.checkpoint_at is not None and state is None:
+        raise ValueError("StepInputs(checkpoint_at=...) needs a state; got state=None")
     if inputs.adapter_ids is not None:
         raise ValueError("StepInputs(adapter_ids=...) is not supported yet; pass None")
     _check_shapes(inputs, batch, q_len, config)
@@ -120,25 +135,23 @@ def _shape_fits(shape: tuple[int, ...], wanted: tuple[int | str, ...]) -> bool:
     )
 
 
-def _known(value: jax.Array | None) -> np.ndarray | None:
-    """The value on the host, None where it is absent or traced."""
-    return None if value is None or isinstance(value, jax.core.Tracer) else np.asarray(value)
-
-
 def _check_values(
     tokens: jax.Array, state: DecodeState | None, inputs: StepInputs, config: ModelConfig
 ) -> None:
     batch, q_len = tokens.shape
-    lengths = np.full(batch, q_len) if inputs.lengths is None else _known(inputs.lengths)
+    lengths = np.full(batch, q_len) if inputs.lengths is None else known(inputs.lengths)
     if lengths is None:
         return
     if ((lengths < 0) | (lengths > q_len)).any():
         raise ValueError(f"StepInputs(lengths=...) must be in 0..{q_len}; got {lengths.tolist()}")
+    at = known(inputs.checkpoint_at)
+    if at is not None and (at < -1).any():
+        raise ValueError(f"StepInputs(checkpoint_at=...) must be lengths, or -1 for none; got {at.min()}")
     real = np.arange(q_len) < lengths[:, None]
-    _check_tokens(_known(tokens), real, inputs, config)
+    _check_tokens(known(tokens), real, inputs, config)
     if state is None:
         return
-    start = _known(state.length)
+    start = known(state.length)
     if start is not None and state.capacity is not None:
         over = np.flatnonzero(start + lengths > state.capacity)
         if over.size:
@@ -147,8 +160,11 @@ def _check_values(
                 f"forward(tokens=...) does not fit the state: row {row} holds {start[row]} of "
                 f"{state.capacity} positions and gets {lengths[row]} more; init_state(capacity=...) larger"
             )
-    began, flags = _known(state.ends_in_image), _known(inputs.is_image)
-    if began is not None and flags is not None and (cut := began & flags[:, 0] & real[:, 0]).any():
+    flags = known(inputs.is_image)
+    if flags is None or not (continues := flags[:, 0] & real[:, 0]).any():
+        return
+    began = known(state.ends_in_image)
+    if began is not None and (cut := began & continues).any():
         row = int(np.flatnonzero(cut)[0])
         raise ValueError(
             f"forward(inputs.is_image=...) continues an image run that an earlier step began (row {row}); "
@@ -159,7 +175,7 @@ def _check_values(
 def _check_tokens(
     tokens: np.ndarray | None, real: np.ndarray, inputs: StepInputs, config: ModelConfig
 ) -> None:
-    replaced = None if inputs.embedding_mask is None else _known(inputs.embedding_mask)
+    replaced = None if inputs.embedding_mask is None else known(inputs.embedding_mask)
     if tokens is None or (replaced is None and inputs.embedding_mask is not None):
         return
     bad = real & ((tokens < 0) | (tokens >= config.vocab_size))

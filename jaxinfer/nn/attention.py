@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.config import LayerConfig, ModelConfig
 from jaxinfer.ops import apply_rope, linear, rms_norm, span_attention
-from jaxinfer.state import LayerState, Rows, Step
+from jaxinfer.state import AttentionState, Rows, Step
 
 RopeTables = tuple[jax.Array, jax.Array]
 
@@ -33,15 +35,16 @@ class AttentionParams:
 def attention(
     params: AttentionParams,
     x: jax.Array,
-    layer_state: LayerState | None,
+    layer_state: AttentionState | None,
     step: Step,
     rope: RopeTables,
     *,
     config: ModelConfig,
     layer: LayerConfig,
     implementation: str | None,
-) -> tuple[jax.Array, LayerState | None]:
-    """Returns (output float32 [B, T, D], the layer's state with this step's rows).
+) -> tuple[jax.Array, AttentionState | None, tuple[Any, ...]]:
+    """Returns (output float32 [B, T, D], the layer's state with this step's rows, what the layer's part of
+    each checkpoint at `step.checkpoint_at` holds).
 
     Args:
       x: normalised input, [B, T, D].
@@ -64,6 +67,7 @@ def attention(
     value = jnp.swapaxes(value, 1, 2)
 
     spans = step.layer_spans(layer)
+    saved: tuple[Any, ...] = ()
     if layer_state is None:
         dtype = jnp.dtype(config.dtype)
         rows = Rows(key.astype(dtype), value.astype(dtype), spans.lo, spans.hi)
@@ -79,8 +83,10 @@ def attention(
         implementation=implementation,
     )
     if layer_state is not None:
-        layer_state = layer_state.evict(step)
+        # Before eviction drops what they need.
+        saved = tuple(layer_state.checkpoint(length) for length in step.checkpoint_lengths)
+        layer_state = layer_state.evict(step, mixed)
     if gate is not None:
         gate = gate.reshape(mixed.shape)
         mixed = mixed.astype(jnp.float32) * jax.nn.sigmoid(gate)
-    return linear(mixed.reshape(batch, q_len, -1), params.out), layer_state
+    return linear(mixed.reshape(batch, q_len, -1), params.out), layer_state, saved

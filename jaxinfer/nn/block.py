@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import flax.struct
 import jax
@@ -10,8 +11,9 @@ import jax
 from jaxinfer.config import LayerConfig, ModelConfig
 from jaxinfer.nn.attention import AttentionParams, RopeTables, attention
 from jaxinfer.nn.mlp import MlpParams, mlp
+from jaxinfer.nn.moe import MoeParams, moe
 from jaxinfer.ops import rms_norm
-from jaxinfer.state import LayerState, Step
+from jaxinfer.state import AttentionState, Step
 
 
 @flax.struct.dataclass
@@ -22,14 +24,14 @@ class BlockParams:
       mixer_norm: scale before the mixer.
       mixer: the token mixer's weights.
       mlp_norm: scale before the MLP.
-      mlp: the MLP's weights.
+      mlp: the MLP's weights, or those of its experts.
       mixer_post_norm, mlp_post_norm: scales on the parts' outputs, None where the family has none.
     """
 
     mixer_norm: jax.Array
     mixer: AttentionParams
     mlp_norm: jax.Array
-    mlp: MlpParams
+    mlp: MlpParams | MoeParams
     mixer_post_norm: jax.Array | None = None
     mlp_post_norm: jax.Array | None = None
 
@@ -39,16 +41,17 @@ class BlockParams:
 def block(
     params: BlockParams,
     x: jax.Array,
-    layer_state: LayerState | None,
+    layer_state: AttentionState | None,
     step: Step,
     rope: RopeTables | None,
     *,
     config: ModelConfig,
     layer: LayerConfig,
     implementation: str | None,
-) -> tuple[jax.Array, LayerState | None]:
-    """Returns (residual stream float32 [B, T, D] after the layer, the layer's new state)."""
-    mixed, layer_state = attention(
+) -> tuple[jax.Array, AttentionState | None, tuple[Any, ...]]:
+    """Returns (residual stream float32 [B, T, D] after the layer, the layer's new state, its part of each
+    checkpoint at `step.checkpoint_at`)."""
+    mixed, layer_state, saved = attention(
         params.mixer,
         rms_norm(x, params.mixer_norm, config.norm_eps),
         layer_state,
@@ -61,7 +64,11 @@ def block(
     if config.post_norms:
         mixed = rms_norm(mixed, params.mixer_post_norm, config.norm_eps)
     x = x + mixed
-    out = mlp(params.mlp, rms_norm(x, params.mlp_norm, config.norm_eps), config.activation)
+    normed = rms_norm(x, params.mlp_norm, config.norm_eps)
+    if layer.mlp == "moe":
+        out = moe(params.mlp, normed, config.activation, config.moe)
+    else:
+        out = mlp(params.mlp, normed, config.activation)
     if config.post_norms:
         out = rms_norm(out, params.mlp_post_norm, config.norm_eps)
-    return x + out, layer_state
+    return x + out, layer_state, saved

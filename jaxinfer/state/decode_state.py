@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from jaxinfer.config import LayerKind, ModelConfig
 from jaxinfer.state.full_kv import FullKV
+from jaxinfer.state.layer_state import LayerState
+from jaxinfer.state.status import Status
 from jaxinfer.state.window import KvWindowPolicy
 from jaxinfer.state.windowed_kv import WindowedKV
-
-LayerState = FullKV | WindowedKV
 
 _NO_EVICTION = KvWindowPolicy.off()
 
@@ -24,23 +24,66 @@ class DecodeState:
       layers: one state a layer.
       length: positions consumed, int32 [B]; the next token's position.
       status: sticky bits of `Status`, int32 [B]; 0 when well.
-      ends_in_image: whether the last column was an image column, bool [B]; None for models that read no
-        image run in both directions.
+      image_columns: which positions hold image columns, bool [B, capacity], False from `length` on; None
+        for models that read no image run in both directions. An image run is computed as a whole, so no
+        step may continue one and no truncation may cut one.
       rope_delta: rope position of the next token less `length`, int32 [B]; None without three-axis rope.
+      image_end: the length from which on `rope_delta` holds and no column is of an image, int32 [B]; None
+        without three-axis rope.
       capacity: the most positions, None when nothing bounds them; static.
     """
 
     layers: tuple[LayerState, ...]
     length: jax.Array
     status: jax.Array
-    ends_in_image: jax.Array | None
+    image_columns: jax.Array | None
     rope_delta: jax.Array | None
+    image_end: jax.Array | None
     capacity: int | None = flax.struct.field(pytree_node=False)
 
     @property
     def batch(self) -> int:
         """Number of rows B."""
         return self.length.shape[0]
+
+    @property
+    def ends_in_image(self) -> jax.Array | None:
+        """Whether the last column was an image column, bool [B]; None where `image_columns` is."""
+        if self.image_columns is None:
+            return None
+        return self._is_image(self.length - 1)
+
+    def cuts_image_run(self, length: jax.Array) -> jax.Array:
+        """Returns whether the first `length` columns end inside an image run that goes on, bool [B].
+
+        False wherever no layer reads image runs in both directions: such runs may be cut.
+
+        Args:
+          length: int32 [B], 0 to the state's length.
+        """
+        if self.image_columns is None:
+            return jnp.zeros(self.batch, bool)
+        return self._is_image(length - 1) & self._is_image(length)
+
+    def at_length(self, length: jax.Array, *, refused: jax.Array) -> DecodeState:
+        """Returns the state cut to `length` columns a row, rows where `refused` marked `BAD_ROLLBACK`.
+
+        The caller answers for the layers: that they can go on from there.
+
+        Args:
+          length: int32 [B], at most the state's own; refused: bool [B].
+        """
+        columns = self.image_columns
+        if columns is not None:
+            columns &= jnp.arange(columns.shape[1]) < length[:, None]
+        status = self.status | jnp.where(refused, int(Status.BAD_ROLLBACK), 0)
+        return self.replace(length=length, status=status, image_columns=columns)
+
+    def _is_image(self, position: jax.Array) -> jax.Array:
+        """Returns whether a position holds an image column, bool [B]; False outside the state."""
+        index = jnp.clip(position, 0, self.image_columns.shape[1] - 1)
+        flag = jnp.take_along_axis(self.image_columns, index[:, None], axis=1)[:, 0]
+        return flag & (position == index)
 
 
 def init_state(
@@ -56,8 +99,8 @@ def init_state(
 
     Args:
       batch: rows B.
-      capacity: the most positions a row may consume. A model of sliding layers only, with eviction on, is
-        not bounded by it unless it cuts a buffer.
+      capacity: the most positions a row may consume. A model of causal sliding layers only, with eviction
+        on, is not bounded by it unless it cuts a buffer.
       max_append: columns of the largest step that a windowed layer takes within its own buffer; larger
         steps work and copy the buffer once.
       dtype: of key/value rows, "float32" or "bfloat16"; None: `config.dtype`.
@@ -71,7 +114,7 @@ def init_state(
             raise ValueError(f"init_state({name}=...) must be an int of at least 1; got {size!r}")
     kv_dtype = kv_row_dtype(config, dtype)
     layers = []
-    bounded = False
+    bounded = config.is_bidirectional  # a flag a position is kept
     for index, layer in enumerate(config.layers):
         if layer.kind is LayerKind.GATED_DELTA:
             raise NotImplementedError("init_state(config=...): Gated DeltaNet layers have no state yet")
@@ -89,8 +132,9 @@ def init_state(
         layers=tuple(layers),
         length=jnp.zeros(batch, jnp.int32),
         status=jnp.zeros(batch, jnp.int32),
-        ends_in_image=jnp.zeros(batch, bool) if config.is_bidirectional else None,
+        image_columns=jnp.zeros((batch, capacity), bool) if config.is_bidirectional else None,
         rope_delta=jnp.zeros(batch, jnp.int32) if config.uses_mrope else None,
+        image_end=jnp.zeros(batch, jnp.int32) if config.uses_mrope else None,
         capacity=capacity if bounded else None,
     )
 

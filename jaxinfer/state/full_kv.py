@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from jaxinfer.spans import KeySpans
 from jaxinfer.state.rows import Rows, write_rows
@@ -34,6 +35,18 @@ class FullKV:
         )
         return written, Rows(written.key, written.value, spans.lo, spans.hi)
 
-    def evict(self, step: Step) -> FullKV:
+    def evict(self, step: Step, after: jax.Array) -> FullKV:
         """Returns the layer itself: it keeps every row."""
+        return self
+
+    def rollback_floor(self) -> jax.Array:
+        """Returns 0 a row, int32 [B]."""
+        return jnp.zeros(self.key.shape[0], jnp.int32)
+
+    def checkpoint(self, length: jax.Array) -> None:
+        """Returns nothing: the rows before `length` stay where they are."""
+        return None
+
+    def restore(self, saved: None, length: jax.Array, allowed: jax.Array) -> FullKV:
+        """Returns the layer itself: rows past the length are never read."""
         return self

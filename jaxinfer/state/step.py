@@ -28,6 +28,7 @@ class Step:
         have empty spans.
       span_kinds: the (policy, window) of each entry of `spans`; static.
       capacity: the bound on positions, None when there is none; static.
+      checkpoint_at: lengths to take checkpoints at, int32 [B, k], each from `start` to `end`; None: none.
     """
 
     start: jax.Array
@@ -35,6 +36,14 @@ class Step:
     spans: tuple[KeySpans, ...]
     span_kinds: tuple[SpanKind, ...] = flax.struct.field(pytree_node=False)
     capacity: int | None = flax.struct.field(pytree_node=False)
+    checkpoint_at: jax.Array | None = None
+
+    @property
+    def checkpoint_lengths(self) -> tuple[jax.Array, ...]:
+        """The columns of `checkpoint_at`: k lengths, int32 [B] each."""
+        if self.checkpoint_at is None:
+            return ()
+        return tuple(self.checkpoint_at[:, index] for index in range(self.checkpoint_at.shape[1]))
 
     @property
     def end(self) -> jax.Array:

@@ -1,0 +1,11 @@
+"""Values that the host can see: where they are known, errors are raised instead of marked."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+
+def known(value: jax.Array | np.ndarray | None) -> np.ndarray | None:
+    """Returns the value on the host, None where it is absent or traced."""
+    return None if value is None or isinstance(value, jax.core.Tracer) else np.asarray(value)
