@@ -11,17 +11,19 @@ from jaxinfer.config import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One model family: a file in this folder.
+    """One kind of checkpoint of a model family; the families are the files in this folder.
 
     Attributes:
       model_types: the `model_type` values of config.json that it reads.
       read_config: from a config.json dict to a float32 `ModelConfig`.
       norm_scale_offset: what to add to stored norm scales to get the full multiplier: 1 for families that
         store w of (1 + w).
-      ignored_prefixes: tensors of a checkpoint that this decoder has no use for.
+      ignored_prefixes: tensors that no part of this library has a use for.
+      vision_prefixes: tensors of the vision tower; the decoder skips them and logs that it does.
     """
 
     model_types: tuple[str, ...]
     read_config: Callable[[Mapping[str, Any]], ModelConfig]
     norm_scale_offset: float = 0.0
     ignored_prefixes: tuple[str, ...] = ()
+    vision_prefixes: tuple[str, ...] = ()

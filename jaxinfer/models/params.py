@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.config import LayerConfig, ModelConfig
-from jaxinfer.nn import AttentionParams, BlockParams, MlpParams
+from jaxinfer.nn import AttentionParams, BlockParams, MlpParams, MoeParams
 
 
 @flax.struct.dataclass
@@ -47,7 +47,7 @@ def _block_shapes(config: ModelConfig, layer: LayerConfig) -> BlockParams:
         mixer_norm=_scale(config.embed_dim),
         mixer=_attention_shapes(config),
         mlp_norm=_scale(config.embed_dim),
-        mlp=_mlp_shapes(config),
+        mlp=_moe_shapes(config) if layer.mlp == "moe" else _mlp_shapes(config, config.mlp_dim),
         mixer_post_norm=post_norm(),
         mlp_post_norm=post_norm(),
     )
@@ -64,10 +64,21 @@ def _attention_shapes(config: ModelConfig) -> AttentionParams:
     )
 
 
-def _mlp_shapes(config: ModelConfig) -> MlpParams:
+def _mlp_shapes(config: ModelConfig, mlp_dim: int) -> MlpParams:
     weight = _shape_maker(config.dtype)
-    return MlpParams(
-        gate_up=weight(2, config.mlp_dim, config.embed_dim), down=weight(config.embed_dim, config.mlp_dim)
+    return MlpParams(gate_up=weight(2, mlp_dim, config.embed_dim), down=weight(config.embed_dim, mlp_dim))
+
+
+def _moe_shapes(config: ModelConfig) -> MoeParams:
+    weight, moe = _shape_maker(config.dtype), config.moe
+    assert moe is not None  # held by ModelConfig
+    shared = moe.shared_mlp_dim
+    return MoeParams(
+        router=weight(moe.num_experts, config.embed_dim),
+        gate_up=weight(moe.num_experts, 2, moe.mlp_dim, config.embed_dim),
+        down=weight(moe.num_experts, config.embed_dim, moe.mlp_dim),
+        shared=None if shared is None else _mlp_shapes(config, shared),
+        shared_gate=None if shared is None else weight(1, config.embed_dim),
     )
 
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.models import llama
+from jaxinfer.models import gemma3, llama, mistral, qwen3
 from jaxinfer.models.family import Family
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY,)
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    mistral.FAMILY,
+    qwen3.FAMILY,
+    qwen3.MOE_FAMILY,
+    gemma3.FAMILY,
+    gemma3.MULTIMODAL_FAMILY,
+)
 
 
 def family_of(raw: Mapping[str, Any]) -> Family:

@@ -6,3 +6,5 @@ from jaxinfer.nn.block import BlockParams as BlockParams
 from jaxinfer.nn.block import block as block
 from jaxinfer.nn.mlp import MlpParams as MlpParams
 from jaxinfer.nn.mlp import mlp as mlp
+from jaxinfer.nn.moe import MoeParams as MoeParams
+from jaxinfer.nn.moe import moe as moe

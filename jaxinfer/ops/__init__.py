@@ -1,6 +1,7 @@
 """Operations on arrays: validated, then dispatched to the form that the device runs best."""
 
 from jaxinfer.ops.attention import span_attention
+from jaxinfer.ops.experts import routed_mlp
 from jaxinfer.ops.linear import embed, linear
 from jaxinfer.ops.norms import rms_norm
 from jaxinfer.ops.platform import target_platform
@@ -13,6 +14,7 @@ __all__ = [
     "linear",
     "rms_norm",
     "rope_tables",
+    "routed_mlp",
     "span_attention",
     "target_platform",
 ]
