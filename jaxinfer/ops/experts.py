@@ -105,10 +105,10 @@ def _routed_backward(form, saved, out_grad):
         def ragged(x, gate_up, down, weights):
             return _ragged(form, x, gate_up, down, expert_ids, weights)
 
-        x_grad, gate_up_grad, down_grad, weights_grad = jax.vjp(ragged, x, gate_up, down, weights)[1](
-            out_grad
-        )
+        _, pull = jax.vjp(ragged, x, gate_up, down, weights)
+        x_grad, gate_up_grad, down_grad, weights_grad = pull(out_grad)
     else:
+        # Every element of a vmapped axis has gradients of the whole bank: one element at a time.
         backward = jax.custom_batching.sequential_vmap(functools.partial(_blocked_backward, form))
         x_grad, gate_up_grad, down_grad, weights_grad = backward(
             x, gate_up, down, expert_ids, weights, out_grad
@@ -125,23 +125,17 @@ def _folded(form: _Form) -> Callable[..., jax.Array]:
     folded = jax.custom_batching.custom_vmap(run)
 
     @folded.def_vmap
-    def rule(axis_size, in_batched, x, gate_up, down, expert_ids, weights):
-        args = (x, gate_up, down, expert_ids, weights)
-        if in_batched[1] or in_batched[2]:
-            moving = [arg for arg, batched in zip(args, in_batched, strict=True) if batched]
+    def rule(axis_size, in_batched, *args):
+        if in_batched[1] or in_batched[2]:  # banks that differ share nothing
+            axes = tuple(0 if batched else None for batched in in_batched)
+            return jax.vmap(jax.custom_batching.sequential_vmap(run), axes)(*args), True
 
-            def one(moving):
-                rest = iter(moving)
-                return folded(*(next(rest) if b else a for a, b in zip(args, in_batched, strict=True)))
+        def fold(arg: jax.Array, batched: bool) -> jax.Array:
+            whole = arg if batched else jnp.broadcast_to(arg, (axis_size, *arg.shape))
+            return whole.reshape(-1, whole.shape[-1])
 
-            return lax.map(one, moving), True
-        rows = [
-            (arg if batched else jnp.broadcast_to(arg, (axis_size, *arg.shape))).reshape(-1, arg.shape[-1])
-            for arg, batched in zip(args, in_batched, strict=True)
-            if arg.ndim < 3 or batched
-        ]
-        x, expert_ids, weights = rows
-        out = folded(x, gate_up, down, expert_ids, weights)
+        x, expert_ids, weights = (fold(args[i], in_batched[i]) for i in (0, 3, 4))
+        out = folded(x, *args[1:3], expert_ids, weights)
         return out.reshape(axis_size, -1, out.shape[-1]), True
 
     return folded
@@ -302,9 +296,8 @@ def _ragged(
     expert_ids: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
-    num_pairs, per_token = expert_ids.size, expert_ids.shape[1]
     segments = _segments(expert_ids, gate_up.shape[0])
-    rows = x[segments.token[:num_pairs]]
+    rows = x[segments.token[: expert_ids.size]]
     dot = functools.partial(
         lax.ragged_dot,
         group_sizes=segments.sizes,
