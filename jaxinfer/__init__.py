@@ -13,9 +13,11 @@ from jaxinfer.generation import generate as generate
 from jaxinfer.loading import CheckpointError as CheckpointError
 from jaxinfer.loading import load as load
 from jaxinfer.loading import pull as pull
+from jaxinfer.models import Aux as Aux
 from jaxinfer.models import Model as Model
 from jaxinfer.models import StepInputs as StepInputs
 from jaxinfer.models import forward as forward
+from jaxinfer.models import forward_with_aux as forward_with_aux
 
 # Prefix planning
 from jaxinfer.prefix import PrefixEntry as PrefixEntry
@@ -37,8 +39,14 @@ from jaxinfer.spans import plan_prefill_chunks as plan_prefill_chunks
 
 # State
 from jaxinfer.state import KV_WINDOW_ENV as KV_WINDOW_ENV
+from jaxinfer.state import Checkpoint as Checkpoint
 from jaxinfer.state import DecodeState as DecodeState
+from jaxinfer.state import KvResidency as KvResidency
 from jaxinfer.state import KvWindow as KvWindow
 from jaxinfer.state import KvWindowPolicy as KvWindowPolicy
 from jaxinfer.state import Status as Status
 from jaxinfer.state import init_state as init_state
+from jaxinfer.state import restore as restore
+from jaxinfer.state import rollback_floor as rollback_floor
+from jaxinfer.state import snapshot as snapshot
+from jaxinfer.state import truncate as truncate

@@ -9,6 +9,8 @@ from jaxinfer.state.full_kv import FullKV as FullKV
 from jaxinfer.state.host import known as known
 from jaxinfer.state.layer_state import AttentionState as AttentionState
 from jaxinfer.state.layer_state import LayerState as LayerState
+from jaxinfer.state.residency import KindBytes as KindBytes
+from jaxinfer.state.residency import KvResidency as KvResidency
 from jaxinfer.state.rows import Rows as Rows
 from jaxinfer.state.status import Status as Status
 from jaxinfer.state.step import Step as Step
