@@ -97,7 +97,7 @@ class _Cursor:
     def __init__(self, path: Path, data: np.ndarray):
         self.path = path
         self.data = data
-        self.raw = memoryview(data)
+        self.raw = data.data
         self.pos = 0
         self.where = "the header"
 

