@@ -7,13 +7,14 @@ No module here imports jax, or a part of the library that does, before it has to
 from __future__ import annotations
 
 import argparse
+import sys
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
 from jaxinfer.cli import generate, info, pull
 from jaxinfer.cli.command import Command
-from jaxinfer.cli.exit_codes import OK, UsageError, exit_code_of, one_line
+from jaxinfer.cli.exit_codes import OK, OutputError, UsageError, exit_code_of, one_line
 from jaxinfer.cli.start_up import configure_jax, end_on_second_interrupt, restart_with_huge_pages
 from jaxinfer.cli.terminal import say, show_library_warnings, silence_stdout, write_out
 
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_program:
             end_on_second_interrupt()
             show_library_warnings()
+        if sys.stdout is None:
+            raise OutputError("standard output is closed")
         arguments = _parser().parse_args(argv)
         command: Command = arguments.command
         if is_program and command.uses_jax:

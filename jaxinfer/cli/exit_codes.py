@@ -14,7 +14,7 @@ class UsageError(ValueError):
 
 
 class OutputError(OSError):
-    """Standard output cannot be written to."""
+    """The process was started without a standard output."""
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -28,13 +28,12 @@ def own_version() -> str:
 def environment_facts() -> dict[str, Any]:
     """Returns versions, devices, where things are kept, and which known models are there."""
     import jax
-    import jaxlib
 
     return {
         "versions": {
             "jaxinfer": own_version(),
             "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__,
+            "jaxlib": importlib.metadata.version("jaxlib"),
             "python": platform.python_version(),
         },
         "devices": [
@@ -42,7 +41,7 @@ def environment_facts() -> dict[str, Any]:
             for device in jax.devices()
         ],
         "cache": str(cache_dir()),
-        "compiled_programs": jax.config.jax_compilation_cache_dir,
+        "compiled_programs": jax.config.values["jax_compilation_cache_dir"],
         "pulled": [
             {"name": model.name, "path": str(model_path(model)), "file_bytes": model.num_bytes}
             for model in KNOWN_MODELS.values()

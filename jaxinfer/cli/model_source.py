@@ -34,7 +34,7 @@ def add_model_name(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--model",
         metavar="M",
-        help=f"a known name ({known}), a directory with safetensors or a .gguf file; {default}",
+        help=f"a known name ({known}), a directory with safetensors, a .gguf file or a hub id; {default}",
     )
 
 

@@ -14,8 +14,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.exit_codes import OutputError
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -36,13 +34,7 @@ def note(line: str) -> None:
 
 
 def write_out(text: str) -> None:
-    """Writes to standard output at once.
-
-    Raises:
-      OutputError: the process was started without one.
-    """
-    if sys.stdout is None:
-        raise OutputError("standard output is closed")
+    """Writes to standard output at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
