@@ -6,8 +6,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.sampling.blocks import greatest
 from jaxinfer.sampling.logprobs import token_logprobs
-from jaxinfer.sampling.mass import Mass, first_true, fixed_point, fraction_of, locate, total_mass
+from jaxinfer.sampling.mass import Mass, MassTable, fraction_of
 from jaxinfer.sampling.options import RowSampling
 from jaxinfer.sampling.prefix import SLACK, kept_prefix, sort_key, whole_rows
 
@@ -45,12 +46,11 @@ def sample(
     """
     _check(logits, rows, index, seen)
     penalised = _penalise(logits, rows.repetition_penalty, seen)
-    best = jnp.max(penalised, axis=-1)  # NaN when any logit is
+    best, greedy = greatest(penalised)
     well = jnp.isfinite(best)
     if seen is None:
         well &= rows.repetition_penalty == 1
     drawing = well & (rows.temperature > 0)
-    greedy = first_true(penalised == best[:, None])
     token, processed = jax.lax.cond(
         jnp.any(drawing),
         lambda: _draw(penalised, rows, index, best=best, drawing=drawing),
@@ -70,11 +70,9 @@ def _draw(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns token int32 [B] and its log-probability float32 [B]; meaningless where not `drawing`."""
     batch, vocab_size = penalised.shape
-    # Rows that do not draw get one-hot weights, so that they never need the slow search.
     scaled = (penalised - best[:, None]) / jnp.where(drawing, rows.temperature, 1.0)[:, None]
-    likelihood = jnp.exp(scaled)
-    # Computed once, so that no fusion gives one token two weights.
-    weights = jax.lax.optimization_barrier(fixed_point(likelihood))
+    # Computed once: were `exp` fused into its several users, a token might get two weights.
+    weights = jax.lax.optimization_barrier(jnp.exp(scaled))
     top_k = jnp.where(drawing & (rows.top_k < vocab_size), rows.top_k, 0)
     top_p = jnp.where(drawing, rows.top_p, 1.0)
     prefix = jax.lax.cond(
@@ -82,10 +80,10 @@ def _draw(
         lambda: kept_prefix(penalised, weights, top_k, top_p),
         lambda: whole_rows(batch, vocab_size),
     )
-    likely = likelihood >= (rows.min_p * (1 - SLACK))[:, None]
-    weights = weights.where(prefix.keeps(sort_key(penalised)) & likely)
-    total = total_mass(weights)
-    token = locate(weights, fraction_of(total, _random_words(rows.rng_key, index)))
+    likely = weights >= (rows.min_p * (1 - SLACK))[:, None]
+    kept = MassTable.of(jnp.where(prefix.keeps(sort_key(penalised)) & likely, weights, 0.0))
+    total = kept.total()
+    token = kept.locate(fraction_of(total, _random_words(rows.rng_key, index)))
     chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]
     return token, chosen - jnp.log(total.as_float())  # both at most 0: the best token stays and weighs 1
 

@@ -1,37 +1,22 @@
-"""Exact masses: non-negative token weights in fixed point, summed as 64-bit integers.
+"""Exact masses: sums of token weights in [0, 1], as 64-bit integers.
 
 A sum of floats depends on the order that a compiler picks, which changes with the batch size; a sum of
-integers does not, and CPUs vectorise it. A weight in [0, 1] is `high * 2**20 + low` units of 2**-40, cut
-off below. JAX has no 64-bit integers by default, so a mass is a pair of 32-bit words.
+integers does not, and CPUs vectorise it. Weights stay float32; a sum counts each in units of 2**-40, cut
+off below. Taking a weight apart is exact arithmetic, so it may be done wherever a compiler fuses it. JAX
+has no 64-bit integers by default, so a mass is a pair of 32-bit words.
 """
 
 from __future__ import annotations
+
+import functools
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-UNITS_LOG2 = 40
-_HALF = 20  # bits of one of a weight's two parts
-BLOCK = 1024  # weights that are summed in 32 bits: 2**20 * BLOCK < 2**32
+from jaxinfer.sampling.blocks import BLOCK, block_at, first_true, reduce_blocks
 
-
-@flax.struct.dataclass
-class Weights:
-    """Weights of tokens; `Weights(0, 1)` is one unit."""
-
-    high: jax.Array  # uint32 [..., V], at most 2**20
-    low: jax.Array  # uint32 [..., V], below 2**20
-
-    def where(self, mask: jax.Array) -> Weights:
-        """Returns the weights where `mask` bool [..., V], else 0."""
-        return Weights(jnp.where(mask, self.high, 0), jnp.where(mask, self.low, 0))
-
-    def take(self, ids: jax.Array) -> Weights:
-        """Returns the weights of `ids` int32 [..., k]."""
-        return Weights(
-            jnp.take_along_axis(self.high, ids, axis=-1), jnp.take_along_axis(self.low, ids, axis=-1)
-        )
+_PART = 20  # bits of each of the two parts of a weight: those of a block sum to at most 2**30
 
 
 @flax.struct.dataclass
@@ -63,62 +48,60 @@ class Mass:
             jnp.take_along_axis(self.low, index, axis=-1)[..., 0],
         )
 
+    def where(self, mask: jax.Array) -> Mass:
+        """Returns the mass where `mask` bool [...], else 0."""
+        return Mass(jnp.where(mask, self.high, 0), jnp.where(mask, self.low, 0))
+
     def as_float(self) -> jax.Array:
         """Returns the mass as float32, in ones rather than units."""
-        words = self.high.astype(jnp.float32) * 2.0**32 + self.low.astype(jnp.float32)
-        return words * jnp.float32(2.0**-UNITS_LOG2)
+        return self.high.astype(jnp.float32) * 2.0**-8 + self.low.astype(jnp.float32) * 2.0**-40
 
 
-def unit_mass(units: jax.Array) -> Mass:
-    """Returns a mass of that many units, from int32 or uint32 [...]."""
-    low = units.astype(jnp.uint32)
-    return Mass(jnp.zeros_like(low), low)
+def mass_of_count(count: jax.Array) -> Mass:
+    """Returns the mass of `count` int32 [...] weights of 1."""
+    high = count.astype(jnp.uint32) << (2 * _PART - 32)
+    return Mass(high, jnp.zeros_like(high))
 
 
-def fixed_point(weight: jax.Array) -> Weights:
-    """Returns float32 [..., V] in [0, 1] as weights; no step but the last cut rounds."""
-    scaled = weight * jnp.float32(2**_HALF)
-    high = jnp.floor(scaled)
-    low = jnp.floor((scaled - high) * jnp.float32(2**_HALF))
-    return Weights(high.astype(jnp.uint32), low.astype(jnp.uint32))
+def running_mass(weights: jax.Array) -> Mass:
+    """Returns the inclusive cumulative mass [..., n] of at most 1024 weights, float32 [..., n]."""
+    high, low = _parts(weights)
+    return _compose(jnp.cumsum(high, axis=-1, dtype=jnp.int32), jnp.cumsum(low, axis=-1, dtype=jnp.int32))
 
 
-def running_mass(weights: Weights) -> Mass:
-    """Returns the inclusive cumulative mass [..., n] of at most `BLOCK` weights."""
-    return _compose(
-        jnp.cumsum(weights.high, axis=-1, dtype=jnp.uint32),
-        jnp.cumsum(weights.low, axis=-1, dtype=jnp.uint32),
-    )
-
-
-def total_mass(weights: Weights) -> Mass:
-    """Returns the mass [B] of weights [B, V]."""
-    blocks = _block_masses(_in_blocks(weights))
+def total_mass(weights: jax.Array) -> Mass:
+    """Returns the mass [B] of weights float32 [B, V]."""
+    blocks = _block_masses(weights)
     zero = jnp.zeros((), jnp.uint32)
 
     def add(a: tuple, b: tuple) -> tuple:
         total = Mass(*a) + Mass(*b)
         return total.high, total.low
 
-    return Mass(*jax.lax.reduce((blocks.high, blocks.low), (zero, zero), add, (blocks.high.ndim - 1,)))
+    return Mass(*jax.lax.reduce((blocks.high, blocks.low), (zero, zero), add, (1,)))
 
 
-def locate(weights: Weights, mass: Mass) -> jax.Array:
-    """Returns int32 [B], the lowest id up to which the weights [B, V] sum to more than `mass` [B].
+@flax.struct.dataclass
+class MassTable:
+    """Weights with the cumulative mass of their blocks, to look ids up by mass."""
 
-    `mass` must be below the row's total.
-    """
-    parts = _in_blocks(weights)
-    blocks = _block_masses(parts)
-    ends = jax.lax.associative_scan(Mass.__add__, blocks, axis=-1)
-    block = first_true(ends > mass[..., None])
-    before = ends.at(block) - blocks.at(block)
-    index = block[..., None, None]
-    inside = Weights(
-        jnp.take_along_axis(parts.high, index, axis=-2)[..., 0, :],
-        jnp.take_along_axis(parts.low, index, axis=-2)[..., 0, :],
-    )
-    return block * BLOCK + first_true(running_mass(inside) > (mass - before)[..., None])
+    weights: jax.Array  # float32 [B, V]
+    ends: Mass  # [B, blocks]; up to the end of each block
+
+    @classmethod
+    def of(cls, weights: jax.Array) -> MassTable:
+        return cls(weights, jax.lax.associative_scan(Mass.__add__, _block_masses(weights), axis=-1))
+
+    def total(self) -> Mass:
+        """Returns the mass [B] of each row."""
+        return Mass(self.ends.high[:, -1], self.ends.low[:, -1])
+
+    def locate(self, mass: Mass) -> jax.Array:
+        """Returns int32 [B], the lowest id up to which a row sums to more than `mass` [B]."""
+        block = first_true(self.ends > mass[:, None])
+        start = self.ends.at(jnp.maximum(block - 1, 0)).where(block > 0)
+        inside = running_mass(block_at(self.weights, block, fill=0.0))
+        return block * BLOCK + first_true(inside > (mass - start)[:, None])
 
 
 def fraction_of(mass: Mass, fraction: Mass) -> Mass:
@@ -138,31 +121,24 @@ def fraction_of(mass: Mass, fraction: Mass) -> Mass:
     return Mass((digits[7] << 16) | digits[6], (digits[5] << 16) | digits[4])
 
 
-def first_true(mask: jax.Array) -> jax.Array:
-    """Returns int32 [...], the lowest true position of the last axis; its size when there is none."""
-    size = mask.shape[-1]
-    return jnp.min(jnp.where(mask, jnp.arange(size, dtype=jnp.int32), size), axis=-1)
-
-
 def _digits(mass: Mass) -> tuple[jax.Array, ...]:
     return mass.low & 0xFFFF, mass.low >> 16, mass.high & 0xFFFF, mass.high >> 16
 
 
+def _parts(weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns int32 (high, low), low below 2**20: a weight is high * 2**20 + low units."""
+    scaled = weights * jnp.float32(2**_PART)
+    high = scaled.astype(jnp.int32)
+    return high, ((scaled - high.astype(jnp.float32)) * jnp.float32(2**_PART)).astype(jnp.int32)
+
+
 def _compose(high: jax.Array, low: jax.Array) -> Mass:
-    """Returns high * 2**20 + low."""
-    return Mass(high >> (32 - _HALF), high << _HALF) + unit_mass(low)
+    """Returns high * 2**20 + low, from sums of parts."""
+    high, low = high.astype(jnp.uint32), low.astype(jnp.uint32)
+    return Mass(high >> (32 - _PART), high << _PART) + Mass(jnp.zeros_like(low), low)
 
 
-def _in_blocks(weights: Weights) -> Weights:
-    def split(part: jax.Array) -> jax.Array:
-        spare = -part.shape[-1] % BLOCK
-        padded = jnp.pad(part, [(0, 0)] * (part.ndim - 1) + [(0, spare)])
-        return padded.reshape(*part.shape[:-1], -1, BLOCK)
-
-    return Weights(split(weights.high), split(weights.low))
-
-
-def _block_masses(parts: Weights) -> Mass:
+def _block_masses(weights: jax.Array) -> Mass:
     return _compose(
-        jnp.sum(parts.high, axis=-1, dtype=jnp.uint32), jnp.sum(parts.low, axis=-1, dtype=jnp.uint32)
+        *(reduce_blocks(part, functools.partial(jnp.sum, dtype=jnp.int32)) for part in _parts(weights))
     )

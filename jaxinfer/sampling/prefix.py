@@ -12,15 +12,14 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.sampling.blocks import first_true
 from jaxinfer.sampling.mass import (
     Mass,
-    Weights,
-    first_true,
+    MassTable,
     fraction_of,
-    locate,
+    mass_of_count,
     running_mass,
     total_mass,
-    unit_mass,
 )
 
 CANDIDATES = 128
@@ -55,12 +54,12 @@ def sort_key(logits: jax.Array) -> jax.Array:
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
-def kept_prefix(logits: jax.Array, weights: Weights, top_k: jax.Array, top_p: jax.Array) -> Prefix:
+def kept_prefix(logits: jax.Array, weights: jax.Array, top_k: jax.Array, top_p: jax.Array) -> Prefix:
     """Returns what top-k, then top-p on what remains, keep of each row.
 
     Args:
         logits: float32 [B, V], the order; not NaN.
-        weights: [B, V], each token's share up to a factor; falls with the logit.
+        weights: float32 [B, V] in [0, 1], each token's probability up to a factor; 1 for the likeliest.
         top_k: int32 [B], 0 off.
         top_p: float32 [B] in (0, 1], 1 off.
     """
@@ -69,7 +68,7 @@ def kept_prefix(logits: jax.Array, weights: Weights, top_k: jax.Array, top_p: ja
     k = jnp.where(top_k > 0, jnp.minimum(top_k, vocab_size), vocab_size)
     few, nucleus = k <= size, top_p < 1
     values, ids = jax.lax.top_k(jnp.where(logits == 0, 0.0, logits), size)
-    ends = running_mass(weights.take(ids))
+    ends = running_mass(jnp.take_along_axis(weights, ids, axis=-1))
     whole, of_few = total_mass(weights), ends.at(jnp.minimum(k, size) - 1)
     remaining = Mass(jnp.where(few, of_few.high, whole.high), jnp.where(few, of_few.low, whole.low))
     reached = first_true(ends > _short_of_nucleus(remaining, top_p)[:, None])
@@ -89,14 +88,13 @@ def kept_prefix(logits: jax.Array, weights: Weights, top_k: jax.Array, top_p: ja
     return jax.lax.cond(jnp.all(solved), lambda: sorted_prefix, search)
 
 
-def _searched_prefix(keys: jax.Array, weights: Weights, k: jax.Array, top_p: jax.Array) -> Prefix:
-    one = Weights(jnp.zeros_like(keys), jnp.ones_like(keys))
+def _searched_prefix(keys: jax.Array, weights: jax.Array, k: jax.Array, top_p: jax.Array) -> Prefix:
     by_count = jax.lax.cond(
         jnp.any(k < keys.shape[-1]),
-        lambda: _search(keys, one, unit_mass(k - 1)),
+        lambda: _search(keys, jnp.ones_like(weights), mass_of_count(k - 1)),
         lambda: whole_rows(*keys.shape),
     )
-    remaining = weights.where(by_count.keeps(keys))
+    remaining = jnp.where(by_count.keeps(keys), weights, 0.0)
     by_mass = jax.lax.cond(
         jnp.any(top_p < 1),
         lambda: _search(keys, remaining, _short_of_nucleus(total_mass(remaining), top_p)),
@@ -105,27 +103,28 @@ def _searched_prefix(keys: jax.Array, weights: Weights, k: jax.Array, top_p: jax
     return _choose(top_p < 1, by_mass, by_count)
 
 
-def _search(keys: jax.Array, weights: Weights, mass: Mass) -> Prefix:
+def _search(keys: jax.Array, weights: jax.Array, mass: Mass) -> Prefix:
     """Returns the shortest prefix that weighs more than `mass` [B], which is below the row's total."""
 
     def fix_bit(step: jax.Array, key: jax.Array) -> jax.Array:
         higher = key | (jnp.uint32(1 << 31) >> step.astype(jnp.uint32))
-        enough = total_mass(weights.where(keys >= higher[:, None])) > mass
+        enough = total_mass(jnp.where(keys >= higher[:, None], weights, 0.0)) > mass
         return jnp.where(enough, higher, key)
 
     # The largest key such that the tokens at it and above weigh enough; it is some token's.
     key = jax.lax.fori_loop(0, 32, fix_bit, jnp.zeros(keys.shape[:1], jnp.uint32))
-    above = total_mass(weights.where(keys > key[:, None]))
-    return Prefix(key, locate(weights.where(keys == key[:, None]), mass - above))
+    above = total_mass(jnp.where(keys > key[:, None], weights, 0.0))
+    ties = MassTable.of(jnp.where(keys == key[:, None], weights, 0.0))
+    return Prefix(key, ties.locate(mass - above))
 
 
 def _short_of_nucleus(mass: Mass, top_p: jax.Array) -> Mass:
     """Returns the largest mass that is not yet a nucleus: top_p of `mass`, less the slack and one unit."""
-    # In float32 below 2**32, hence exact enough: its rounding is a 2**-4 th of the slack.
+    # Float32 rounds this to 2**-24 of a row's mass, a sixteenth of the slack.
     share = jnp.maximum((top_p - SLACK) * jnp.float32(2.0**32), 0.0).astype(jnp.uint32)
     target = fraction_of(mass, Mass(share, jnp.zeros_like(share)))
-    empty = (target.high == 0) & (target.low == 0)
-    return target - unit_mass(jnp.where(empty, 0, 1))
+    one = ((target.high | target.low) != 0).astype(jnp.uint32)
+    return target - Mass(jnp.zeros_like(one), one)
 
 
 def _choose(condition: jax.Array, a: Prefix, b: Prefix) -> Prefix:
