@@ -1,6 +1,9 @@
 """Functional LLM inference for JAX: span attention, states that are values, exact budgets."""
 
 # Models and steps
+# Conversations
+from jaxinfer.chat import ChatSession as ChatSession
+from jaxinfer.chat import Reply as Reply
 from jaxinfer.config import LayerConfig as LayerConfig
 from jaxinfer.config import LayerKind as LayerKind
 from jaxinfer.config import ModelConfig as ModelConfig
@@ -24,6 +27,7 @@ from jaxinfer.prefix import PrefixEntry as PrefixEntry
 from jaxinfer.prefix import PrefixMetadata as PrefixMetadata
 from jaxinfer.prefix import PrefixRestorePlan as PrefixRestorePlan
 from jaxinfer.prefix import PrefixReuseMode as PrefixReuseMode
+from jaxinfer.prefix import PrefixStore as PrefixStore
 from jaxinfer.prefix import checkpoint_survives_save as checkpoint_survives_save
 from jaxinfer.prefix import longest_common_token_prefix as longest_common_token_prefix
 from jaxinfer.prefix import plan_prefix_reuse as plan_prefix_reuse

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ import numpy as np
 from jaxinfer.config import ModelConfig
 from jaxinfer.generation.buckets import MAX_CHUNK, plan_prefill_buckets
 from jaxinfer.generation.ledger import count_trace
-from jaxinfer.models import DecoderParams, LogitsMode, StepInputs, forward
+from jaxinfer.models import DecoderParams, LogitsMode, StepInputs, forward, forward_with_aux
 from jaxinfer.sampling import token_logprobs
-from jaxinfer.state import DecodeState
+from jaxinfer.state import Checkpoint, DecodeState
 
 
 def prefill(
@@ -35,19 +35,51 @@ def prefill(
       donate: give up `state`'s buffers; it must not be used afterwards. Otherwise it stays valid, at the
         cost of one copy.
     """
+    logits = jnp.zeros((len(token_rows), config.vocab_size), jnp.float32)
+    chunks = prefill_chunks(params, token_rows, state, config=config, donate=donate, max_chunk=max_chunk)
+    for logits, state, _ in chunks:  # noqa: B007
+        pass
+    return logits, state
+
+
+def prefill_chunks(
+    params: DecoderParams,
+    token_rows: Sequence[Sequence[int]],
+    state: DecodeState,
+    *,
+    config: ModelConfig,
+    donate: bool,
+    max_chunk: int = MAX_CHUNK,
+    checkpoint_at: Sequence[int] = (),
+) -> Iterator[tuple[jax.Array, DecodeState, tuple[Checkpoint, ...]]]:
+    """Yields (logits so far, state so far, checkpoints taken in it) after every chunk; see `prefill`.
+
+    Args:
+      checkpoint_at: absolute lengths to take checkpoints at, the same for every row.
+    """
     step = _step_donating if donate else _step_keeping
     lengths = np.array([len(row) for row in token_rows], np.int32)
     logits = jnp.zeros((len(token_rows), config.vocab_size), jnp.float32)
+    first = int(np.asarray(state.length)[0]) if checkpoint_at else 0
     start = 0
     for size in plan_prefill_buckets(int(lengths.max(initial=0)), max_chunk):
         tokens, chunk_lengths = _chunk(token_rows, lengths, start, size)
+        here = [at for at in checkpoint_at if first + start < at <= first + start + size]
+        at = np.broadcast_to(np.array(here, np.int32), (len(token_rows), len(here))) if here else None
         ends_here = bool(((lengths > start) & (lengths <= start + size)).any())
-        logits, state = step(
-            params, tokens, state, logits, chunk_lengths, config=config, mode="last" if ends_here else "none"
+        logits, state, checkpoints = step(
+            params,
+            tokens,
+            state,
+            logits,
+            chunk_lengths,
+            at,
+            config=config,
+            mode="last" if ends_here else "none",
         )
         start += size
         step = _step_donating
-    return logits, state
+        yield logits, state, checkpoints
 
 
 def score_prompts(
@@ -86,15 +118,16 @@ def _step(
     state: DecodeState,
     logits: jax.Array,
     lengths: jax.Array,
+    checkpoint_at: jax.Array | None,
     *,
     config: ModelConfig,
     mode: LogitsMode,
-) -> tuple[jax.Array, DecodeState]:
+) -> tuple[jax.Array, DecodeState, tuple[Checkpoint, ...]]:
     count_trace("prefill")
-    new, state = forward(
-        params, tokens, state, config=config, inputs=StepInputs(lengths=lengths), logits=mode
-    )
-    return logits if new is None else jnp.where(lengths[:, None] > 0, new, logits), state
+    inputs = StepInputs(lengths=lengths, checkpoint_at=checkpoint_at)
+    new, state, aux = forward_with_aux(params, tokens, state, config=config, inputs=inputs, logits=mode)
+    logits = logits if new is None else jnp.where(lengths[:, None] > 0, new, logits)
+    return logits, state, aux.checkpoints
 
 
 _STATIC = ("config", "mode")

@@ -130,8 +130,8 @@ def encode_prompts(model: Model, prompts: Prompt | Sequence[Prompt]) -> list[lis
             rows.append([operator.index(token) for token in prompt])
         else:
             raise ValueError(
-                f"generate(prompts=...) must hold texts or sequences of token ids; got {prompt!r} at {index}; "
-                "a single row of ids needs a list around it"
+                f"generate(prompts=...) must hold texts or sequences of token ids; got {prompt!r} at "
+                f"{index}; a single row of ids needs a list around it"
             )
     if not rows:
         raise ValueError("generate(prompts=...) must hold at least one prompt")
@@ -186,10 +186,12 @@ class RowAnswer:
         self._prompt, self._row, self._options = tuple(prompt), row, options
         self._logprobs: list[TokenLogprob] = []
         self.token_ids: list[int] = []
+        self.sampled_ids: list[int] = []  # also what the device sampled after a stop string it knows not of
         self.finish_reason: FinishReason | None = None
 
     def extend(self, block: TokenBlock, stream: Callable[[StreamChunk], None] | None) -> None:
         """Takes this row's tokens of a block, up to what ends it, and streams the text they release."""
+        self.sampled_ids += block.tokens[self._row, block.valid[self._row]].tolist()
         if self.finish_reason is not None:
             return
         before, text = len(self.token_ids), ""

@@ -10,4 +10,7 @@ from jaxinfer.prefix.planner import PrefixRestorePlan as PrefixRestorePlan
 from jaxinfer.prefix.planner import PrefixReuseMode as PrefixReuseMode
 from jaxinfer.prefix.planner import checkpoint_survives_save as checkpoint_survives_save
 from jaxinfer.prefix.planner import plan_prefix_reuse as plan_prefix_reuse
+from jaxinfer.prefix.store import OpenTurn as OpenTurn
+from jaxinfer.prefix.store import PrefixStore as PrefixStore
+from jaxinfer.prefix.store import Slot as Slot
 from jaxinfer.prefix.tokens import longest_common_token_prefix as longest_common_token_prefix

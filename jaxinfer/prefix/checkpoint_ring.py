@@ -143,6 +143,12 @@ class CheckpointRing(Generic[Payload]):
         ascending = tuple(by_length[length] for length in sorted(by_length))
         return dataclasses.replace(self, checkpoints=self._thinned(ascending, saved_len))
 
+    def thinned(self, budget_bytes: int, history_len: int) -> CheckpointRing[Payload]:
+        """Returns the ring with a smaller byte budget, for a history of `history_len` tokens."""
+        smaller = dataclasses.replace(self, budget_bytes=budget_bytes, checkpoints=())
+        kept = smaller._thinned(self.checkpoints, history_len)
+        return dataclasses.replace(self, checkpoints=kept)
+
     def _thinned(
         self, ascending: tuple[RingCheckpoint[Payload], ...], history_len: int
     ) -> tuple[RingCheckpoint[Payload], ...]:

@@ -57,7 +57,7 @@ def test_bad_inputs_are_refused(inputs, message):
 
 
 def test_unknown_logits_mode_is_refused():
-    with pytest.raises(ValueError, match="logits='first'|one of"):
+    with pytest.raises(ValueError, match="got 'first'"):
         ji.forward(PARAMS, TOKENS, config=CONFIG, logits="first")
 
 
@@ -71,8 +71,8 @@ def test_overflow_is_refused_by_lengths_not_by_padded_columns():
     fits = ji.StepInputs(lengths=np.array([4, 0], np.int32))
     _, after = ji.forward(PARAMS, TOKENS, state, config=CONFIG, inputs=fits)
     assert after.length.tolist() == [16, 12]
+    too_long = ji.StepInputs(lengths=np.array([4, 5], np.int32))
     with pytest.raises(ValueError, match="row 1 holds 12 of 16 positions and gets 5 more"):
-        too_long = ji.StepInputs(lengths=np.array([4, 5], np.int32))
         ji.forward(PARAMS, TOKENS, state, config=CONFIG, inputs=too_long)
 
 
