@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxinfer.config import LayerConfig, LayerKind, ModelConfig, RopeConfig
+from jaxinfer.config import LayerConfig, LayerKind, ModelConfig, MoeConfig, RopeConfig
 from jaxinfer.spans import MaskPolicy
 from jaxinfer.testing.tokenizer import BOS, EOS, IMAGE, TOKEN_IDS, VOCAB_SIZE
 
@@ -54,6 +54,14 @@ def _qwen3(window: int) -> ModelConfig:
     )
 
 
+def _qwen3_moe(window: int) -> ModelConfig:
+    dense, routed = _full(1_000_000.0), dataclasses.replace(_full(1_000_000.0), mlp="moe")
+    experts = MoeConfig(num_experts=6, num_experts_per_token=2, mlp_dim=40)
+    return dataclasses.replace(
+        _qwen3(window), family="qwen3_moe", layers=(routed, dense, routed), moe=experts
+    )
+
+
 def _qwen3_vl(window: int) -> ModelConfig:
     layers = (_full(5_000_000.0, mrope_section=(4, 2, 2)),) * 3
     return dataclasses.replace(
@@ -85,6 +93,7 @@ _FAMILIES: dict[str, Callable[[int], ModelConfig]] = {
     "llama": _llama,
     "mistral": _mistral,
     "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
     "gemma3": _gemma3,
     "gemma3_image": _gemma3_image,
     "qwen3_vl": _qwen3_vl,
@@ -97,8 +106,8 @@ def tiny_config(family: str = "llama", *, window: int = 8, **changes: Any) -> Mo
 
     Args:
       family: one of `TINY_FAMILIES`: "llama" (tied), "mistral" (all sliding, untied), "qwen3" (query and key
-        norms), "gemma3" (sliding, sliding, full), "gemma3_image" (the same, image runs read both ways),
-        "qwen3_vl" (three-axis rope).
+        norms), "qwen3_moe" (a dense layer between routed ones), "qwen3_vl" (three-axis rope), "gemma3"
+        (sliding, sliding, full), "gemma3_image" (the same, image runs read both ways).
       window: of the sliding layers, where there are any.
       **changes: fields of `ModelConfig` to replace, for example `dtype="bfloat16"`.
     """
