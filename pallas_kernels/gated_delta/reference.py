@@ -1,7 +1,7 @@
-"""The meaning of the gated delta rule: one column after another, plain jnp. Every other form is tested against it.
+"""The meaning of the gated delta rule: one column after another, plain jnp. Every form is tested against it.
 
-Axes: B batch, T columns, nk key heads, nv value heads, dk and dv their dims. The state is float32 whatever the
-inputs are: it sums over the whole past, and a bfloat16 sum would stop taking in new columns.
+Axes: B batch, T columns, nk key heads, nv value heads, dk and dv their dims. The state is float32 whatever
+the inputs are: it sums over the whole past, and a bfloat16 sum would stop taking in new columns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def gated_delta_reference(
     lengths: jax.Array | None,
     checkpoint_columns: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Returns (output, final_state, checkpoint_states) by a scan over the columns; see `gated_delta_chunk`."""
+    """Returns (output, final_state, checkpoint_states) by a scan over columns; see `gated_delta_chunk`."""
     query, key, value, log_decay, beta = real_columns(query, key, value, log_decay, beta, lengths)
     heads_per_key = value.shape[2] // key.shape[2]
     q = jnp.repeat(scaled_queries(query), heads_per_key, axis=2)
