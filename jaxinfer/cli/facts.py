@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import importlib.metadata
 import math
 import platform
@@ -50,8 +51,8 @@ def environment_facts() -> dict[str, Any]:
     }
 
 
-def model_facts(name: str, dtype: str | None) -> dict[str, Any]:
-    """Returns what a checkpoint's header and config say; no weight is read.
+def model_facts(name: str, dtype: str | None) -> tuple[ModelConfig, dict[str, Any]]:
+    """Returns the config that `load` would use, and what a checkpoint's header says; no weight is read.
 
     Raises what `jaxinfer.load` raises for a model that is not there or cannot be read.
     """
@@ -60,7 +61,7 @@ def model_facts(name: str, dtype: str | None) -> dict[str, Any]:
     path = resolve(name)
     checkpoint = open_checkpoint(path)
     config = _config(checkpoint, path, dtype)
-    return {
+    return config, {
         "name": name,
         "path": str(path),
         "family": config.family,
@@ -77,14 +78,11 @@ def model_facts(name: str, dtype: str | None) -> dict[str, Any]:
         "max_positions": config.max_positions,
         "chat_template": checkpoint.chat_template is not None,
         "licence": _licence(name, checkpoint),
-        **_kv_rows(config),
     }
 
 
 def _config(checkpoint: Checkpoint, path: Path, dtype: str | None) -> ModelConfig:
     """Returns the config that `load` would use."""
-    import dataclasses
-
     from jaxinfer.loading import CheckpointError
     from jaxinfer.loading.load import _own_dtype
     from jaxinfer.models import family_of
@@ -106,22 +104,6 @@ def _weights(config: ModelConfig) -> dict[str, int]:
         "num_params": sum(math.prod(leaf.shape) for leaf in leaves),
         "params_bytes": sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves),
     }
-
-
-def _kv_rows(config: ModelConfig) -> dict[str, Any]:
-    """Returns the bytes that one more token adds to a state while no layer has dropped any."""
-    import jax
-
-    from jaxinfer.generation.generate import kv_dtype
-    from jaxinfer.state import init_state
-
-    dtype = kv_dtype(config)
-
-    def state_bytes(capacity: int) -> int:
-        state = jax.eval_shape(lambda: init_state(config, capacity=capacity, dtype=dtype))
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-
-    return {"kv_dtype": dtype, "kv_bytes_per_token": state_bytes(2) - state_bytes(1)}
 
 
 def _licence(name: str, checkpoint: Checkpoint) -> str | None:

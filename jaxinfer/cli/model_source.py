@@ -21,6 +21,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), help="of the weights; default: the checkpoint's own"
     )
+    add_kv_window(parser)
+
+
+def add_kv_window(parser: argparse.ArgumentParser) -> None:
+    """Declares --kv-window and --no-kv-window."""
     parser.add_argument(
         "--kv-window",
         action=argparse.BooleanOptionalAction,

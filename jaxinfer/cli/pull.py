@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxinfer.cli.command import Command
 from jaxinfer.cli.exit_codes import OK, UsageError
+from jaxinfer.cli.sizes import format_bytes
 from jaxinfer.cli.terminal import error_console, is_terminal, render, say, write_json, write_out
 from jaxinfer.loading.cache import is_pulled, model_path
 from jaxinfer.loading.known_models import DEFAULT_MODEL, KNOWN_MODELS, KnownModel
@@ -43,7 +44,7 @@ def pull_with_progress(name: str) -> Path:
     model = KNOWN_MODELS[name]
     if is_pulled(model):
         return model_path(model)
-    size = f"{model.download_bytes / 1e6:.0f} MB"
+    size = format_bytes(model.download_bytes)
     say(f"pulling {model.name}: {model.title}, {size}, licence {model.licence}")
     if not is_terminal(sys.stderr):
         return pull(name)
@@ -83,8 +84,13 @@ def _write_list(*, as_json: bool) -> None:
         table.add_column(heading, justify="right" if heading == "SIZE" else "left")
     for entry in models:
         name = entry["name"] + (" (default)" if entry["name"] == DEFAULT_MODEL else "")
-        size = f"{entry['file_bytes'] / 1e6:.0f} MB"
-        table.add_row(name, entry["title"], size, entry["licence"], "yes" if entry["pulled"] else "no")
+        table.add_row(
+            name,
+            entry["title"],
+            format_bytes(entry["file_bytes"]),
+            entry["licence"],
+            "yes" if entry["pulled"] else "no",
+        )
     write_out(render(table))
 
 

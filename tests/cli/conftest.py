@@ -17,6 +17,13 @@ def base_model(tmp_path_factory) -> Path:
     return write_model(tmp_path_factory.mktemp("base"), chat=False, max_position_embeddings=64)
 
 
+@pytest.fixture(scope="session")
+def sliding_model(tmp_path_factory) -> Path:
+    """Every layer slides; 4,096 positions."""
+    directory = tmp_path_factory.mktemp("sliding")
+    return write_model(directory, chat=False, family="mistral", max_position_embeddings=4096)
+
+
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("JAXINFER_CACHE", str(tmp_path / "cache"))

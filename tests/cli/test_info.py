@@ -8,7 +8,11 @@ import pytest
 
 from jaxinfer import load
 from jaxinfer.cli import main
-from jaxinfer.state import init_state
+from jaxinfer.state import KvWindowPolicy, init_state
+
+
+def num_bytes(tree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
 def facts(capsys, *arguments: str) -> dict:
@@ -49,15 +53,68 @@ def test_another_dtype_halves_the_weights(chat_model, capsys):
     assert found["params_bytes"] == sum(leaf.nbytes for leaf in leaves)
 
 
-def test_bytes_a_token_are_those_that_a_longer_state_has_more(chat_model, capsys):
-    found = facts(capsys, "--model", str(chat_model))["model"]
-    config = load(chat_model).config
-    sizes = [
-        sum(leaf.nbytes for leaf in jax.tree.leaves(init_state(config, capacity=capacity, dtype="float32")))
-        for capacity in (100, 101)
-    ]
+def test_the_budget_is_what_a_state_allocates(chat_model, capsys):
+    found = facts(capsys, "--model", str(chat_model), "--context", "100")["state"]
+    sizes = [num_bytes(init_state(load(chat_model).config, capacity=n, dtype="float32")) for n in (100, 101)]
+    assert found["context"] == 100
     assert found["kv_dtype"] == "float32"
     assert found["kv_bytes_per_token"] == sizes[1] - sizes[0]
+    assert found["keep_all"]["allocated_bytes"] == sizes[0]
+    assert sum(part["state_bytes"] for part in found["keep_all"]["kinds"]) == sizes[0]
+    assert found["keep_all"]["longest_context"] is None
+
+
+def test_eviction_saves_on_sliding_layers_and_the_longest_context_fits(sliding_model, capsys):
+    options = ("--model", str(sliding_model), "--budget", "1MB")
+    found = facts(capsys, *options)["state"]
+    config = load(sliding_model).config
+    policy = KvWindowPolicy.on()
+    state = init_state(config, capacity=config.max_positions, dtype="float32", kv_window=policy)
+    assert found["context"] == config.max_positions
+    assert found["evict"]["allocated_bytes"] == num_bytes(state) < found["keep_all"]["allocated_bytes"]
+    longest = found["keep_all"]["longest_context"]
+    assert longest < config.max_positions == found["evict"]["longest_context"]
+    fitting, too_large = (
+        num_bytes(init_state(config, capacity=n, dtype="float32")) for n in (longest, longest + 1)
+    )
+    assert fitting <= 1_000_000 < too_large
+
+
+def test_the_budget_is_shown_in_bars_for_the_policy_that_was_asked_for(sliding_model, capsys, monkeypatch):
+    monkeypatch.delenv("JAXINFER_KV_WINDOW", raising=False)
+    options = ["info", "--model", str(sliding_model), "--budget", "1MB"]
+    reports = []
+    for extra in ([], ["--kv-window"]):
+        assert main([*options, *extra]) == 0
+        reports.append(capsys.readouterr().out)
+    shown = [report[report.index("State of") :].splitlines() for report in reports]
+    for lines in shown:
+        assert lines[0] == "State of 4,096 positions in float32"
+        assert lines[1].split()[:3] == ["3", "sliding", "attention"]
+        assert "█" in lines[1]
+        assert lines[1].endswith("100%")
+    assert shown[0][1] != shown[1][1]
+    assert "saves" in reports[0]
+    assert "Longest context in 1.0 MB (weights not counted)" in reports[0]
+    assert "the trained length" in reports[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--budget", "3x"), "argument --budget: '3x' is not a size"),
+        (("--budget", "3"), "KvResidency.max_capacity(budget_bytes=3) must be at least"),
+        (("--context", "0"), "init_state(capacity=...) must be an int of at least 1; got 0"),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_bad_use(chat_model, capsys, options, reason):
+    assert main(["info", "--model", str(chat_model), *options]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_budget_needs_a_model(capsys):
+    assert main(["info", "--budget", "1GiB"]) == 2
+    assert "a budget needs a --model" in capsys.readouterr().err
 
 
 def test_people_read_a_plain_report_when_it_is_piped(base_model, capsys):

@@ -30,7 +30,7 @@ def test_stdout_is_the_path_and_stderr_the_licence(pulled, tmp_path, capsys):
     assert pulled == ["smollm2-135m"]
     assert written.out == f"{tmp_path / 'model.gguf'}\n"
     assert written.err == (
-        "jaxinfer: pulling smollm2-135m: SmolLM2 135M Instruct, Q4_1, 93 MB, licence Apache-2.0\n"
+        "jaxinfer: pulling smollm2-135m: SmolLM2 135M Instruct, Q4_1, 92.9 MB, licence Apache-2.0\n"
     )
 
 

@@ -24,9 +24,9 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}a:"""
 
 
-def write_model(directory: Path, *, chat: bool, **config: Any) -> Path:
-    """Writes a tiny Llama whose token ids are bytes; `config` replaces entries of its config.json."""
-    write_checkpoint("llama", directory)
+def write_model(directory: Path, *, chat: bool, family: str = "llama", **config: Any) -> Path:
+    """Writes a tiny model whose token ids are bytes; `config` replaces entries of its config.json."""
+    write_checkpoint(family, directory)
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=dict(BYTE_OF_CHARACTER), merges=[]))
