@@ -9,7 +9,7 @@ from jaxinfer.config import DTYPES
 from jaxinfer.loading.cache import resolve
 from jaxinfer.loading.checkpoint import open_checkpoint
 from jaxinfer.loading.tensor_source import CheckpointError
-from jaxinfer.models import Model, assemble_params, family_of
+from jaxinfer.models import Model, WeightsError, assemble_params, family_of
 from jaxinfer.state import KvWindowPolicy
 
 
@@ -39,12 +39,16 @@ def load(
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     config = dataclasses.replace(config, dtype=dtype or _own_dtype(checkpoint.config))
+    try:
+        params = assemble_params(config, family, checkpoint.source)
+    except WeightsError as error:
+        raise CheckpointError(str(error)) from error
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:
         raise CheckpointError(f"{path}: holds no tokenizer")
     return Model(
         config=config,
-        params=assemble_params(config, family, checkpoint.source),
+        params=params,
         tokenizer=tokenizer,
         chat_template=checkpoint.chat_template,
         fingerprint=checkpoint.fingerprint,
