@@ -58,6 +58,11 @@ class _Static:
     logits_soft_cap: float | None
     tiling: Tiling
 
+    @property
+    def score_unit(self) -> float:
+        """What turns `_scores` into logits: the scale waits for the exponential, which saves a pass."""
+        return self.softmax_scale if self.logits_soft_cap is None else 1.0
+
 
 def default_tiling(query: jax.Array, key: jax.Array) -> Tiling:
     """Returns the tiling for query [B, T, N, H] and key [B, K, S, H] on the target platform."""
@@ -65,7 +70,7 @@ def default_tiling(query: jax.Array, key: jax.Array) -> Tiling:
     num_kv_heads, kv_len = key.shape[1:3]
     if target_platform() != "cpu":
         return Tiling(min(q_len, 256), min(kv_len, 1024), query.dtype, sequential=False)
-    block_q = min(q_len, 64)
+    block_q = -(-q_len // -(-q_len // 128))  # even tiles of at most 128 queries
     if block_q * num_q_heads // num_kv_heads < 16:
         resident = 65536 // (num_kv_heads * head_dim)
         block_kv = next(rows for rows in (512, 256, 128, 64) if rows <= max(resident, 64))
@@ -142,7 +147,7 @@ def _forward(static, query, key, value, lo, hi, sinks):
         lo, hi = read_lo(row, index), read_hi(row, index)
         queries = _by_kv_head(read_query(row, index), num_kv_heads, reads=lo <= hi)
         softmax = _walk_blocks(static, queries, lo, hi, key, value, row)
-        out, lse = _finish(softmax, sinks, reads=lo <= hi)
+        out, lse = _finish(static, softmax, sinks, reads=lo <= hi)
         return _by_query(out), _by_query(lse)
 
     outputs = _map_tiles(static.tiling, tile, query.shape[0], -(-q_len // block_q))
@@ -182,18 +187,18 @@ def _add_block(static, softmax: _Softmax, queries, keys, values, mask) -> _Softm
         scores = jnp.where(mask, scores, SCORE_FLOOR)
         values = jnp.where(jnp.any(mask, axis=0)[:, None], values, 0)  # 0 * NaN is NaN
     top = jnp.maximum(softmax.top, jnp.max(scores, axis=-1))
-    weights = jnp.exp(scores - top[..., None])
-    rescale = jnp.exp(softmax.top - top)
+    weights = _weights(static, (scores - top[..., None]) * static.score_unit)
+    rescale = jnp.exp((softmax.top - top) * static.score_unit)
     return _Softmax(
         top,
-        softmax.total * rescale + jnp.sum(weights, axis=-1),
+        softmax.total * rescale + jnp.sum(weights, axis=-1, dtype=jnp.float32),
         softmax.out * rescale[..., None] + _product(static, "kgts,ksh->kgth", weights, values),
     )
 
 
-def _finish(softmax: _Softmax, sinks, reads):
+def _finish(static, softmax: _Softmax, sinks, reads):
     """Returns the tile's output [K, G, block_q, H] and log denominator; zeros where nothing is read."""
-    top, total, out = softmax
+    top, total, out = softmax.top * static.score_unit, softmax.total, softmax.out
     if sinks is not None:
         sink = sinks.astype(jnp.float32).reshape(top.shape[:2])[..., None]
         shifted = jnp.maximum(top, sink)
@@ -244,7 +249,7 @@ def _walk_back(static, queries, d_out, lse, delta, lo, hi, key, value, row, grad
         read = jnp.any(mask, axis=0)[:, None]
         keys, values = jnp.where(read, keys, 0), jnp.where(read, values, 0)  # 0 * NaN is NaN
         scores = _scores(static, queries, keys)
-        weights = jnp.where(mask, jnp.exp(scores - lse[..., None]), 0)
+        weights = jnp.where(mask, jnp.exp(scores * static.score_unit - lse[..., None]), 0)
         d_weights = _product(static, "kgth,ksh->kgts", d_out, values)
         d_scores = weights * (d_weights - delta[..., None]) * static.softmax_scale
         if static.logits_soft_cap is not None:
@@ -274,11 +279,25 @@ def _product(static, subscripts, left, right):
 
 
 def _scores(static, queries, keys):
-    """Returns the float32 scores [K, G, block_q, block_kv], scaled and soft-capped."""
-    scores = _product(static, "kgth,ksh->kgts", queries, keys) * static.softmax_scale
+    """Returns the float32 scores [K, G, block_q, block_kv], logits over `score_unit`."""
+    scores = _product(static, "kgth,ksh->kgts", queries, keys)
     if static.logits_soft_cap is None:
         return scores
-    return static.logits_soft_cap * jnp.tanh(scores / static.logits_soft_cap)
+    return static.logits_soft_cap * jnp.tanh(scores * (static.softmax_scale / static.logits_soft_cap))
+
+
+def _weights(static, logits):
+    """Returns exp(logits) in the tiling's dtype.
+
+    A CPU has no fast rounding to bfloat16, so the low half of the float32 is dropped instead. The
+    denominator sums these same weights, hence the cut does not bias the output: its error is that of
+    rounding. The barrier keeps XLA from summing weights that are not cut.
+    """
+    weights = jnp.exp(logits)
+    if not (static.tiling.sequential and static.tiling.dtype == jnp.bfloat16):
+        return weights.astype(static.tiling.dtype)
+    high = (lax.bitcast_convert_type(weights, jnp.uint32) >> 16).astype(jnp.uint16)
+    return lax.optimization_barrier(lax.bitcast_convert_type(high, jnp.bfloat16))
 
 
 def _mask(rows, floor, lo, hi):
