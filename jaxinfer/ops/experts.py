@@ -46,7 +46,7 @@ def routed_mlp(
       x: [N, D], cast to the weights' dtype.
       gate_up: [E, 2, F, D]: gate, then up.
       down: [E, D, F].
-      expert_ids: int32 [N, k], in 0..E-1, distinct in a row.
+      expert_ids: int32 [N, k], distinct in a row; one outside 0..E-1 makes its row NaN.
       weights: float32 [N, k].
       activation: elementwise.
       implementation: "blocked" (loops over experts), "ragged" (`lax.ragged_dot`, whose cost on a CPU grows
@@ -63,6 +63,8 @@ def routed_mlp(
             f"routed_mlp(implementation=...) must be one of {get_args(ExpertsImplementation)} or None; "
             f"got {implementation!r}"
         )
+    known = (expert_ids >= 0) & (expert_ids < gate_up.shape[0])
+    expert_ids, weights = jnp.where(known, expert_ids, 0), jnp.where(known, weights, jnp.nan)
     form = _Form(activation, implementation)
     return _routed(form, x.astype(gate_up.dtype), gate_up, down, expert_ids, weights)
 
@@ -142,64 +144,60 @@ def _folded(form: _Form) -> Callable[..., jax.Array]:
 
 
 class _Segments(NamedTuple):
-    """Pairs sorted by expert. P = N * k pairs.
+    """Pairs sorted by expert: those of one expert are a segment. P = N * k pairs.
 
+    expert: of each sorted pair, int32 [P].
     token: row of x of each sorted pair, int32 [P + a large block], zeros at the end.
     rank: where pair (n, j) stands, int32 [N, k].
-    starts, sizes: of each expert's segment, int32 [E].
+    ends: of the experts' segments, exclusive, int32 [E].
     """
 
+    expert: jax.Array
     token: jax.Array
     rank: jax.Array
-    starts: jax.Array
-    sizes: jax.Array
+    ends: jax.Array
 
 
 def _segments(expert_ids: jax.Array, num_experts: int) -> _Segments:
-    num_pairs, per_token = expert_ids.size, expert_ids.shape[1]
     flat = expert_ids.reshape(-1)
-    order = jnp.argsort(flat).astype(jnp.int32)
-    rank = jnp.zeros(num_pairs, jnp.int32).at[order].set(jnp.arange(num_pairs, dtype=jnp.int32))
-    sizes = jnp.zeros(num_experts, jnp.int32).at[flat].add(1)
+    expert, order = lax.sort((flat, jnp.arange(flat.size, dtype=jnp.int32)), num_keys=1, is_stable=True)
+    # Counting is a single fused pass; searching or scattering compiles to loops.
+    ends = jnp.sum(flat[:, None] <= jnp.arange(num_experts, dtype=flat.dtype), axis=0, dtype=jnp.int32)
     return _Segments(
-        token=jnp.pad(order // per_token, (0, _LARGE_BLOCK)),
-        rank=rank.reshape(expert_ids.shape),
-        starts=jnp.cumsum(sizes) - sizes,
-        sizes=sizes,
-    )
-
-
-def _for_each_block(segments: _Segments, num_rows: int, expert: jax.Array, carry, body: Callable):
-    """Runs `carry = body(carry, start, block)` over the blocks of one expert's segment, in order."""
-    start, size = segments.starts[expert], segments.sizes[expert]
-    if num_rows <= _FEW_ROWS:  # an expert has at most one pair a row
-        return body(carry, start, num_rows)
-    num_large = size // _LARGE_BLOCK
-    carry = lax.fori_loop(
-        0, num_large, lambda i, carry: body(carry, start + i * _LARGE_BLOCK, _LARGE_BLOCK), carry
-    )
-    start, size = start + num_large * _LARGE_BLOCK, size - num_large * _LARGE_BLOCK
-    return lax.fori_loop(
-        0,
-        -(-size // _SMALL_BLOCK),
-        lambda i, carry: body(carry, start + i * _SMALL_BLOCK, _SMALL_BLOCK),
-        carry,
+        expert=expert,
+        token=jnp.pad(order // expert_ids.shape[1], (0, _LARGE_BLOCK)),
+        rank=jnp.argsort(order).astype(jnp.int32).reshape(expert_ids.shape),
+        ends=ends,
     )
 
 
 def _for_each_expert(segments: _Segments, gate_up: jax.Array, down: jax.Array, carry, body: Callable):
-    """Runs `carry = body(carry, expert, its gate_up, its down)` over the experts with rows, ascending."""
-    order = jnp.argsort(segments.sizes == 0)  # stable: those with rows first
+    """Runs `carry = body(carry, expert, start, its gate_up, its down)` over the segments, in order."""
 
-    def step(index, carry):
-        # Tied to the index, or XLA's CPU compiler (seen in jax 0.10.2) takes a float32 copy of the whole
+    def step(loop):
+        # Tied to the position, or XLA's CPU compiler (seen in jax 0.10.2) takes a float32 copy of the whole
         # bfloat16 bank out of the loop.
-        banks = lax.optimization_barrier((gate_up, down, index))
-        expert = order[banks[2]]
-        one_gate_up, one_down = (lax.dynamic_index_in_dim(bank, expert, 0, False) for bank in banks[:2])
-        return body(carry, expert, one_gate_up, one_down)
+        start, *banks = lax.optimization_barrier((loop[0], gate_up, down))
+        expert = segments.expert[start]
+        one_gate_up, one_down = (lax.dynamic_index_in_dim(bank, expert, 0, False) for bank in banks)
+        return segments.ends[expert], body(loop[1], expert, start, one_gate_up, one_down)
 
-    return lax.fori_loop(0, jnp.sum(segments.sizes > 0), step, carry)
+    num_pairs = segments.expert.shape[0]
+    return lax.while_loop(lambda loop: loop[0] < num_pairs, step, (jnp.int32(0), carry))[1]
+
+
+def _for_each_block(start: jax.Array, end: jax.Array, num_rows: int, carry, body: Callable):
+    """Runs `carry = body(carry, start, block)` over the blocks of one segment, in order."""
+    if num_rows <= _FEW_ROWS:  # an expert has at most one pair a row
+        return body(carry, start, num_rows)
+
+    def run(start, block, num_blocks, carry):
+        return lax.fori_loop(0, num_blocks, lambda i, carry: body(carry, start + i * block, block), carry)
+
+    num_large = (end - start) // _LARGE_BLOCK
+    carry = run(start, _LARGE_BLOCK, num_large, carry)
+    start = start + num_large * _LARGE_BLOCK
+    return run(start, _SMALL_BLOCK, -((start - end) // _SMALL_BLOCK), carry)
 
 
 def _expert(
@@ -220,7 +218,7 @@ def _blocked(
 ) -> jax.Array:
     segments = _segments(expert_ids, gate_up.shape[0])
 
-    def run_expert(out, expert, one_gate_up, one_down):
+    def run_expert(out, expert, start, one_gate_up, one_down):
         def run_block(out, start, block):
             rows = x[lax.dynamic_slice_in_dim(segments.token, start, block)]
             # What a block writes behind its segment is overwritten by the segments that follow.
@@ -228,7 +226,7 @@ def _blocked(
                 out, _expert(form.activation, rows, one_gate_up, one_down), start, 0
             )
 
-        return _for_each_block(segments, x.shape[0], expert, out, run_block)
+        return _for_each_block(start, segments.ends[expert], x.shape[0], out, run_block)
 
     out = jnp.zeros((segments.token.shape[0], x.shape[1]), jnp.float32)
     out = _for_each_expert(segments, gate_up, down, out, run_expert)
@@ -243,11 +241,12 @@ def _summed(pairs: jax.Array, rank: jax.Array, weights: jax.Array) -> jax.Array:
 def _blocked_backward(form, x, gate_up, down, expert_ids, weights, out_grad):
     """Gradients of `_blocked` in x, gate_up, down and weights; each block is computed anew."""
     segments = _segments(expert_ids, gate_up.shape[0])
-    pair_weights = jnp.zeros(segments.token.shape, weights.dtype).at[segments.rank].set(weights)
+    num_slots = segments.token.shape[0]
+    pair_weights = jnp.zeros(num_slots, weights.dtype).at[segments.rank].set(weights)
 
-    def run_expert(carry, expert, one_gate_up, one_down):
+    def run_expert(carry, expert, start, one_gate_up, one_down):
         x_grads, weight_grads, gate_up_grad, down_grad = carry
-        end = segments.starts[expert] + segments.sizes[expert]
+        end = segments.ends[expert]
 
         def run_block(carry, start, block):
             x_grads, weight_grads, expert_grads = carry
@@ -266,7 +265,7 @@ def _blocked_backward(form, x, gate_up, down, expert_ids, weights, out_grad):
 
         zeros = tuple(jnp.zeros(part.shape, jnp.float32) for part in (one_gate_up, one_down))
         x_grads, weight_grads, expert_grads = _for_each_block(
-            segments, x.shape[0], expert, (x_grads, weight_grads, zeros), run_block
+            start, end, x.shape[0], (x_grads, weight_grads, zeros), run_block
         )
         banks = (
             lax.dynamic_update_index_in_dim(bank, part.astype(bank.dtype), expert, 0)
@@ -274,7 +273,6 @@ def _blocked_backward(form, x, gate_up, down, expert_ids, weights, out_grad):
         )
         return x_grads, weight_grads, *banks
 
-    num_slots = segments.token.shape[0]
     carry = (
         jnp.zeros((num_slots, x.shape[1]), jnp.float32),
         jnp.zeros(num_slots, jnp.float32),
@@ -300,7 +298,7 @@ def _ragged(
     rows = x[segments.token[: expert_ids.size]]
     dot = functools.partial(
         lax.ragged_dot,
-        group_sizes=segments.sizes,
+        group_sizes=jnp.diff(segments.ends, prepend=0),
         precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
         preferred_element_type=jnp.float32,
     )

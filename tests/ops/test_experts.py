@@ -106,6 +106,17 @@ def test_a_row_does_not_influence_another_whatever_it_holds(num_rows, implementa
         np.testing.assert_array_equal(np.asarray(out)[kept], np.asarray(clean)[kept])
 
 
+@pytest.mark.parametrize("bad", [-1, 4])
+def test_an_unknown_expert_makes_its_row_nan_and_no_other(bad):
+    x, gate_up, down, ids, weights = draw(6, 4, 2)
+    clean = run(x, gate_up, down, ids, weights)
+    ids[2, 1] = bad
+    out = np.asarray(run(x, gate_up, down, ids, weights))
+    assert np.isnan(out[2]).all()
+    others = np.arange(6) != 2
+    np.testing.assert_allclose(out[others], np.asarray(clean)[others], atol=1e-6)
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("case", ["decode", "uneven segments", "several large blocks"])
 def test_gradients_equal_those_of_every_expert(case, implementation):
