@@ -1,10 +1,22 @@
-"""What a command is: a name, its options and what it does; one file a command holds one of these."""
+"""What a command is: one line in `program.COMMANDS`, and a file of its name."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+import importlib
+from typing import Protocol
+
+
+class CommandModule(Protocol):
+    """What `jaxinfer/cli/<name>.py` holds; imported when that command is the one to run."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Does it and returns the exit code; an exception becomes one line on stderr."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,15 +24,15 @@ class Command:
     """One command of `jaxinfer`.
 
     Attributes:
-      name: as typed.
+      name: as typed, and of its file.
       summary: one line for the list of commands.
-      add_options: declares its arguments.
-      run: does it and returns the exit code; an exception becomes one line on stderr.
-      uses_jax: it imports jax; the process is set up for that first.
+      uses_jax: the process is set up for jax first.
     """
 
     name: str
     summary: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
     uses_jax: bool
+
+    def load(self) -> CommandModule:
+        """Returns the command's module."""
+        return importlib.import_module(f"jaxinfer.cli.{self.name}")  # type: ignore[return-value]

@@ -6,12 +6,13 @@ import argparse
 import dataclasses
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from jaxinfer.cli.command import Command
 from jaxinfer.cli.exit_codes import INTERRUPTED, OK, UsageError
+from jaxinfer.cli.interrupts import in_thread
 from jaxinfer.cli.logprob_report import logprob_records, logprob_table
 from jaxinfer.cli.model_source import add_model_options, load_model
 from jaxinfer.cli.sampling_options import add_sampling_options, sampling_of
@@ -21,11 +22,12 @@ from jaxinfer.loading.known_models import DEFAULT_MODEL
 if TYPE_CHECKING:
     from jaxinfer.generation import Generation, StreamChunk
     from jaxinfer.models import Model
+    from jaxinfer.sampling import Sampling
 
 _NEW_TOKENS = 256
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="the text; - reads it from standard input")
     parser.add_argument("--system", metavar="TEXT", help="system message, put before the prompt")
     parser.add_argument("--raw", action="store_true", help="continue the text itself: no chat template")
@@ -50,35 +52,23 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-stream", action="store_true", help="print the text when it is complete")
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     text = _prompt_text(args.prompt)
     with stage("starting"):
-        sampling = sampling_of(args)
-        if sampling.temperature > 0 and sampling.seed is None:
-            # Drawn here, so that it can be told and the answer can be had again.
-            sampling = dataclasses.replace(sampling, seed=secrets.randbits(32))
-        from jaxinfer.generation import generate
+        sampling = in_thread(lambda: sampling_of(args))
+    if sampling.temperature > 0 and sampling.seed is None:
+        # Drawn here, so that it can be told and the answer can be had again.
+        sampling = dataclasses.replace(sampling, seed=secrets.randbits(32))
     model, load_s = load_model(args)
     token_ids = encode_prompt(model, text, system=args.system, raw=args.raw)
     answer = _Answer(echo=not (args.json or args.no_stream))
-    room = model.config.max_positions - len(token_ids)
     result = None
     try:
         with stage("reading the prompt (a first run compiles)") as end_stage:
             answer.at_first_token = end_stage
-            [result] = generate(
-                model,
-                [token_ids],
-                max_new_tokens=max(1, min(_NEW_TOKENS, room))
-                if args.max_new_tokens is None
-                else args.max_new_tokens,
-                sampling=sampling,
-                stop=args.stop,
-                logprobs=args.logprobs,
-                stream=answer,
-            )
+            result = in_thread(lambda: _generate(args, model, token_ids, sampling, answer))
     except KeyboardInterrupt:
-        answer.interrupted = True
+        answer.close()
     if args.json:
         timings = {"load_ms": round(load_s * 1e3, 1), **answer.timings()}
         write_json(_record(args, model, answer, result, len(token_ids), sampling.seed) | {"timings": timings})
@@ -88,6 +78,25 @@ def _run(args: argparse.Namespace) -> int:
         say(f"interrupted after {len(answer.token_ids)} tokens")
         return INTERRUPTED
     return OK
+
+
+def _generate(
+    args: argparse.Namespace, model: Model, token_ids: list[int], sampling: Sampling, answer: _Answer
+) -> Generation:
+    from jaxinfer.generation import generate
+
+    room = model.config.max_positions - len(token_ids)
+    by_default = max(1, min(_NEW_TOKENS, room))
+    [result] = generate(
+        model,
+        [token_ids],
+        max_new_tokens=by_default if args.max_new_tokens is None else args.max_new_tokens,
+        sampling=sampling,
+        stop=args.stop,
+        logprobs=args.logprobs,
+        stream=answer,
+    )
+    return result
 
 
 def encode_prompt(model: Model, text: str, *, system: str | None, raw: bool) -> list[int]:
@@ -119,15 +128,24 @@ class _Answer:
         self._echo = echo
         self._start = time.perf_counter()
         self._seen: list[tuple[float, int]] = []  # (time, tokens so far) after every device call
+        self._lock = threading.Lock()
 
     def __call__(self, chunk: StreamChunk) -> None:
-        self.token_ids += chunk.token_ids
-        self.text += chunk.text
-        self._seen.append((time.perf_counter(), len(self.token_ids)))
-        if len(self._seen) == 1:
-            self.at_first_token()
-        if self._echo:
-            self.print_new()
+        with self._lock:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.token_ids += chunk.token_ids
+            self.text += chunk.text
+            self._seen.append((time.perf_counter(), len(self.token_ids)))
+            if len(self._seen) == 1:
+                self.at_first_token()
+            if self._echo:
+                self.print_new()
+
+    def close(self) -> None:
+        """Takes nothing more: the answer was interrupted, though the generating thread may not know yet."""
+        with self._lock:
+            self.interrupted = True
 
     def print_new(self) -> None:
         """Writes what has not been written yet."""
@@ -150,7 +168,7 @@ class _Answer:
 
 def _finish_text(model: Model, answer: _Answer, result: Generation | None) -> None:
     answer.print_new()
-    if not answer.text.endswith("\n"):
+    if not answer.text.endswith("\n") and (answer.text or result is not None):
         write_out("\n")
     if result is not None and result.logprobs is not None:
         write_out("\n" + render(logprob_table(model.tokenizer, result.logprobs)))
@@ -199,6 +217,3 @@ def _prompt_text(prompt: str) -> str:
         return sys.stdin.buffer.read().decode().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise UsageError(f"standard input is not UTF-8 text: {error.reason} at byte {error.start}") from None
-
-
-COMMAND = Command("generate", "continue a prompt", _add_options, _run, uses_jax=True)

@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 from jaxinfer.cli.budget import budget_facts, budget_report
-from jaxinfer.cli.command import Command
 from jaxinfer.cli.exit_codes import OK, UsageError
 from jaxinfer.cli.facts import environment_facts, model_facts
+from jaxinfer.cli.interrupts import in_thread
 from jaxinfer.cli.model_source import add_kv_window, add_model_name
 from jaxinfer.cli.sizes import format_bytes, parse_bytes
 from jaxinfer.cli.terminal import render, stage, write_json, write_out
@@ -16,7 +16,7 @@ from jaxinfer.loading.cache import is_pulled
 from jaxinfer.loading.known_models import DEFAULT_MODEL, KNOWN_MODELS
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_model_name(parser, f"default {DEFAULT_MODEL}, where it is pulled")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights")
     parser.add_argument(
@@ -27,25 +27,30 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     with stage("looking"):
-        facts = environment_facts()
-        name = args.model
-        if name is None and is_pulled(KNOWN_MODELS[DEFAULT_MODEL]):
-            name = DEFAULT_MODEL
-        facts["model"] = facts["state"] = None
-        if name is not None:
-            config, facts["model"] = model_facts(name, args.dtype)
-            facts["state"] = budget_facts(
-                config, kv_window=args.kv_window, context=args.context, budget_bytes=args.budget
-            )
-        elif any(option is not None for option in (args.context, args.budget, args.kv_window)):
-            raise UsageError(f"a budget needs a --model, since {DEFAULT_MODEL} is not pulled")
+        facts = in_thread(lambda: _facts(args))
     if args.json:
         write_json(facts)
     else:
         write_out(_report(facts))
     return OK
+
+
+def _facts(args: argparse.Namespace) -> dict[str, Any]:
+    facts = environment_facts()
+    name = args.model
+    if name is None and is_pulled(KNOWN_MODELS[DEFAULT_MODEL]):
+        name = DEFAULT_MODEL
+    facts["model"] = facts["state"] = None
+    if name is not None:
+        config, facts["model"] = model_facts(name, args.dtype)
+        facts["state"] = budget_facts(
+            config, kv_window=args.kv_window, context=args.context, budget_bytes=args.budget
+        )
+    elif any(option is not None for option in (args.context, args.budget, args.kv_window)):
+        raise UsageError(f"a budget needs a --model, since {DEFAULT_MODEL} is not pulled")
+    return facts
 
 
 def _report(facts: dict[str, Any]) -> str:
@@ -99,8 +104,3 @@ def _section(title: str, rows: dict[str, str]) -> tuple[Any, ...]:
     for label, value in rows.items():
         table.add_row(label, Text(value))
     return Text(title, style="bold"), table
-
-
-COMMAND = Command(
-    "info", "show what runs here, and what a model is and needs", _add_options, _run, uses_jax=True
-)

@@ -6,6 +6,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
+from jaxinfer.cli.interrupts import in_thread
 from jaxinfer.cli.pull import pull_with_progress
 from jaxinfer.cli.terminal import stage
 from jaxinfer.loading.cache import is_pulled
@@ -52,10 +53,14 @@ def load_model(args: argparse.Namespace) -> tuple[Model, float]:
     if name == DEFAULT_MODEL and not is_pulled(KNOWN_MODELS[name]):
         pull_with_progress(name)
     with stage(f"loading {name}"):
-        from jaxinfer.loading import load
-        from jaxinfer.state import KvWindowPolicy
+        return in_thread(lambda: _load(name, args))
 
-        policy = None if args.kv_window is None else KvWindowPolicy(enabled=args.kv_window)
-        start = time.perf_counter()
-        model = load(name, dtype=args.dtype, kv_window=policy)
-        return model, time.perf_counter() - start
+
+def _load(name: str, args: argparse.Namespace) -> tuple[Model, float]:
+    from jaxinfer.loading import load
+    from jaxinfer.state import KvWindowPolicy
+
+    policy = None if args.kv_window is None else KvWindowPolicy(enabled=args.kv_window)
+    start = time.perf_counter()
+    model = load(name, dtype=args.dtype, kv_window=policy)
+    return model, time.perf_counter() - start

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.cli.command import Command
 from jaxinfer.cli.exit_codes import OK, UsageError
 from jaxinfer.cli.sizes import format_bytes
 from jaxinfer.cli.terminal import error_console, is_terminal, render, say, write_json, write_out
@@ -16,13 +15,13 @@ from jaxinfer.loading.known_models import DEFAULT_MODEL, KNOWN_MODELS, KnownMode
 from jaxinfer.loading.pull import pull
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"one of {', '.join(KNOWN_MODELS)}")
     parser.add_argument("--list", action="store_true", help="show the known models instead")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     if args.list:
         if args.name is not None:
             raise UsageError("pull takes a NAME or --list, not both")
@@ -92,6 +91,3 @@ def _write_list(*, as_json: bool) -> None:
             "yes" if entry["pulled"] else "no",
         )
     write_out(render(table))
-
-
-COMMAND = Command("pull", "fetch a known model into the cache", _add_options, _run, uses_jax=False)

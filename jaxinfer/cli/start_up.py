@@ -10,11 +10,9 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 HUGE_PAGES = "glibc.malloc.hugetlb"  # in GLIBC_TUNABLES: "=1" asks for huge pages, "=0" here turns it off
 _OLDEST_GLIBC = (2, 35)
@@ -24,17 +22,6 @@ _SHORTEST_KEPT_COMPILE_S = 0.05
 _ACCELERATOR_DEVICES = ("nvidia0", "nvidiactl", "dxg", "kfd", "accel*", "vfio/*")
 _ACCELERATOR_VARIABLES = ("JAX_FORCE_TPU_INIT", "COLAB_TPU_ADDR", "PJRT_NAMES_AND_LIBRARY_PATHS")
 _GOOGLE_PCI_VENDOR = "0x1ae0"
-
-
-def end_on_second_interrupt() -> None:
-    """The first Ctrl-C ends the command in good order; a second one ends the process at once."""
-
-    def first(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        raise KeyboardInterrupt
-
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, first)
 
 
 def restart_with_huge_pages() -> None:

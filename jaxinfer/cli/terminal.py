@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -91,11 +90,3 @@ def show_library_warnings() -> None:
     logger = logging.getLogger("jaxinfer")
     logger.addHandler(Lines(logging.WARNING))
     logger.propagate = False
-
-
-def silence_stdout() -> None:
-    """Points standard output at nothing, so that the interpreter's last flush meets no broken pipe."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)

@@ -52,6 +52,25 @@ def test_an_interrupt_keeps_the_text_and_leaves_one_line_and_the_compiled_progra
     assert any(name.startswith("jit_decode_steps") for name in kept)
 
 
+def test_an_interrupt_does_not_wait_for_a_compilation(endless_model, cache):
+    script = (
+        "import sys, time, jaxinfer.generation, jaxinfer.cli\n"
+        "def generate(*args, **options):\n"
+        "    print('compiling', flush=True)\n"
+        f"    time.sleep({2 * TIMEOUT_S})\n"
+        "jaxinfer.generation.generate = generate\n"
+        "sys.exit(jaxinfer.cli.main())"
+    )
+    arguments = ("generate", "hello", "--model", str(endless_model))
+    with start(*arguments, cache=cache, script=script) as process:
+        assert process.stdout.readline() == b"compiling\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert out == b""
+    assert err == b"jaxinfer: interrupted after 0 tokens\n"
+
+
 def test_a_reader_that_is_gone_is_no_error_to_tell(endless_model, cache):
     with endless(endless_model, cache) as process:
         process.stdout.read(1)

@@ -38,9 +38,11 @@ def write_model(directory: Path, *, chat: bool, family: str = "llama", **config:
     return directory
 
 
-def start(*arguments: str, cache: Path, redirect: str = "") -> subprocess.Popen[bytes]:
-    """Starts the command as the installed script does, with its own cache; `redirect` is the shell's."""
-    script = "import sys; from jaxinfer.cli import main; sys.exit(main())"
+SCRIPT = "import sys; from jaxinfer.cli import main; sys.exit(main())"  # what the installed script does
+
+
+def start(*arguments: str, cache: Path, redirect: str = "", script: str = SCRIPT) -> subprocess.Popen[bytes]:
+    """Starts the command as a process with its own cache; `redirect` is the shell's."""
     command = ["/bin/sh", "-c", f'exec "$@" {redirect}', "sh", sys.executable, "-c", script, *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAXINFER_CACHE": str(cache)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
