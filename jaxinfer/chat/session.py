@@ -7,14 +7,12 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 
 from jaxinfer.chat.prompt import Message, Represented, last_question_start, prompt_ids, rendered
-from jaxinfer.generation import Generation, StreamChunk, kv_dtype
-from jaxinfer.generation.prefill import prefill, prefill_chunks
-from jaxinfer.generation.rows import GREEDY, Options, continue_rows
+from jaxinfer.chat.turn import Seat, run_turn, seat_bytes
+from jaxinfer.generation import Generation, StreamChunk
+from jaxinfer.generation.rows import GREEDY, Options
 from jaxinfer.models import Model
-from jaxinfer.prefix import OpenTurn, PrefixMetadata, PrefixRestorePlan, PrefixStore, RingCheckpoint
-from jaxinfer.prefix.store import ring_checkpoint
+from jaxinfer.prefix import PrefixRestorePlan, PrefixStore
 from jaxinfer.sampling import Sampling
-from jaxinfer.state import Checkpoint, DecodeState, KvResidency, init_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +94,11 @@ class ChatSession:
                 f"ChatSession(capacity=...) must be in 1..{model.config.max_positions}, the trained length; "
                 f"got {capacity}"
             )
-        self.model, self.capacity, self.slot, self.checkpoints = model, capacity, slot, checkpoints
         self.system: tuple[Message, ...] = () if system is None else ({"role": "system", "content": system},)
         self.turns: tuple[Turn, ...] = ()
-        self.store = PrefixStore(2 * self._state_bytes()) if store is None else store
-        self._metadata = _metadata(model, capacity)
+        if store is None:
+            store = PrefixStore(2 * seat_bytes(model, capacity, checkpoints))
+        self.seat = Seat(store, slot, model, capacity, checkpoints)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -171,14 +169,14 @@ class ChatSession:
         question: Message = {"role": "user", "content": message}
         history = [m for turn in turns for m in (turn.question, turn.answer)]
         messages = [*self.system, *history, question]
-        ids = prompt_ids(self.model, messages, [turn.represented for turn in turns])
-        options = Options.checked(self.model, [ids], max_new_tokens, sampling, stop, logprobs)
-        if len(ids) + max_new_tokens > self.capacity:
+        model, capacity = self.seat.model, self.seat.capacity
+        ids = prompt_ids(model, messages, [turn.represented for turn in turns])
+        options = Options.checked(model, [ids], max_new_tokens, sampling, stop, logprobs)
+        if len(ids) + max_new_tokens > capacity:
             raise ValueError(
                 f"the conversation has {len(ids)} tokens, and max_new_tokens={max_new_tokens} more exceed "
-                f"the capacity of {self.capacity}; undo a turn, ask for fewer, or start with more capacity"
+                f"the capacity of {capacity}; undo a turn, ask for fewer, or start with more capacity"
             )
-        opened = self.store.open(self.slot, self._metadata, ids, fresh=self._fresh_state)
         first_token: list[float] = []
 
         def watch(chunk: StreamChunk) -> None:
@@ -186,85 +184,16 @@ class ChatSession:
             if stream is not None:
                 stream(chunk)
 
-        state, taken, generation, sampled = self._run(opened, messages, ids, options, watch)
-        self.store.save(
-            opened,
-            self._metadata,
-            [*ids, *sampled],
-            state,
-            max_checkpoints=self.checkpoints,
-            taken=taken,
-        )
-        reply = Reply(
-            generation.text,
-            opened.plan,
-            _timings(began, first_token[0], len(generation.token_ids)),
-            generation,
-        )
-        raw = self.model.tokenizer.decode(generation.token_ids, skip_special_tokens=False)
-        represented = Represented(rendered(self.model, messages) + raw, (*ids, *generation.token_ids))
+        at = last_question_start(model, messages, ids)
+        result = run_turn(self.seat, ids, options, checkpoint_at=(at,), stream=watch)
+        generation = result.generation
+        timings = _timings(began, first_token[0], len(generation.token_ids))
+        reply = Reply(generation.text, result.plan, timings, generation)
+        raw = model.tokenizer.decode(generation.token_ids, skip_special_tokens=False)
+        represented = Represented(rendered(model, messages) + raw, (*ids, *generation.token_ids))
         answer = {"role": "assistant", "content": generation.text}
         self.turns = (*turns, Turn(question, answer, represented, reply))
         return reply
-
-    def _run(
-        self,
-        opened: OpenTurn,
-        messages: Sequence[Message],
-        ids: list[int],
-        options: Options,
-        stream: Callable[[StreamChunk], None],
-    ) -> tuple[DecodeState, list[RingCheckpoint[Checkpoint]], Generation, list[int]]:
-        """Returns (state after the whole answer, checkpoints taken, the answer, every id fed for it)."""
-        model, config = self.model, self.model.config
-        at = self._checkpoint_lengths(opened, messages, ids)
-        taken: list[RingCheckpoint[Checkpoint]] = []
-        chunks = prefill_chunks(
-            model.params,
-            [ids[opened.plan.suffix_start :]],
-            opened.state,
-            config=config,
-            donate=opened.donate,
-            checkpoint_at=at,
-        )
-        for logits, state, checkpoints in chunks:  # noqa: B007
-            taken += [ring_checkpoint(found) for found in checkpoints if bool(found.valid[0])]
-        run, (answer,) = continue_rows(model, logits, state, [ids], options, stream=stream)
-        # The last token was sampled and not fed; fed, the state stands for the whole answer.
-        _, state = prefill(model.params, [answer.sampled_ids[-1:]], run.state, config=config, donate=True)
-        return state, taken, answer.result(), answer.sampled_ids
-
-    def _checkpoint_lengths(
-        self, opened: OpenTurn, messages: Sequence[Message], ids: list[int]
-    ) -> tuple[int, ...]:
-        """Returns the lengths inside the new tokens that an edit of the last question would go back to."""
-        if self.checkpoints < 1 or not self._keeps_checkpoints:
-            return ()
-        start = last_question_start(self.model, messages, ids)
-        return (start,) if start > opened.plan.suffix_start else ()
-
-    @property
-    def _keeps_checkpoints(self) -> bool:
-        policy, config = self.model.kv_window, self.model.config
-        evicts = any(policy.layer_window(config, index) for index in range(len(config.layers)))
-        return evicts or config.is_recurrent
-
-    def _fresh_state(self) -> DecodeState:
-        return init_state(
-            self.model.config,
-            capacity=self.capacity,
-            dtype=kv_dtype(self.model.config),
-            kv_window=self.model.kv_window,
-        )
-
-    def _state_bytes(self) -> int:
-        residency = KvResidency.from_config(
-            self.model.config,
-            self.model.kv_window,
-            dtype=kv_dtype(self.model.config),
-            checkpoints=self.checkpoints if self._keeps_checkpoints else 0,
-        )
-        return residency.allocated_bytes(self.capacity)
 
 
 def _timings(began: float, first_token: float, tokens: int) -> Timings:
@@ -274,23 +203,4 @@ def _timings(began: float, first_token: float, tokens: int) -> Timings:
         first_token_ms=1e3 * (first_token - began),
         total_ms=1e3 * (ended - began),
         tokens_per_second=(tokens - 1) / rest if tokens > 1 and rest > 0 else 0.0,
-    )
-
-
-def _metadata(model: Model, capacity: int) -> PrefixMetadata:
-    config = model.config
-    ropes = [layer.rope for layer in config.layers if layer.rope is not None]
-    return PrefixMetadata(
-        model_fingerprint=model.fingerprint,
-        tokenizer_fingerprint=model.tokenizer.fingerprint,
-        adapter_fingerprint=None,
-        vocab_size=config.vocab_size,
-        capacity=capacity,
-        kv_dtype=kv_dtype(config),
-        rope_theta=tuple(rope.theta for rope in ropes),
-        partial_rotary_factor=ropes[0].rotary_dim / config.head_dim if ropes else None,
-        layer_pattern=config.layers,
-        chat_template_fingerprint=model.chat_template.fingerprint,
-        mask_policy=frozenset(layer.mask_policy for layer in config.layers),
-        kv_window=model.kv_window,
     )
