@@ -10,9 +10,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 BLOCK = 1024
 _SIDE = 32  # XLA's CPU backend fuses reductions of at most 32 elements an axis with what feeds them
+
+_SIGN = np.uint32(1 << 31)
+_INFINITY = np.uint32(0x7F800000)
 
 
 def reduce_blocks(rows: jax.Array, reduce: Callable[..., jax.Array]) -> jax.Array:
@@ -37,10 +41,24 @@ def first_true(mask: jax.Array) -> jax.Array:
     return jnp.min(jnp.where(mask, jnp.arange(size, dtype=jnp.int32), size), axis=-1)
 
 
+def sort_key(logits: jax.Array) -> jax.Array:
+    """Returns uint32 in the order of float32 values: -0 and 0 share a key, every NaN has the greatest."""
+    bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
+    magnitude = bits & ~_SIGN
+    key = jnp.where((bits >= _SIGN) & (magnitude > 0), ~bits, magnitude | _SIGN)
+    return jnp.where(magnitude > _INFINITY, ~jnp.uint32(0), key)
+
+
 def greatest(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the greatest of logits [B, V] as float32 [B], NaN when any is, and its lowest id int32 [B]."""
-    tops = reduce_blocks(logits, jnp.max)
+    # By keys, since a float maximum loses NaN on some backends: XLA's CPU backend prefers a fast one.
+    keys = sort_key(logits)
+    tops = reduce_blocks(keys, jnp.max)
     best = jnp.max(tops, axis=-1)
     block = first_true(tops == best[:, None])
-    inside = block_at(logits, block, fill=-jnp.inf)
-    return best, block * BLOCK + first_true(inside == best[:, None])
+    inside = block_at(keys, block, fill=0)
+    bits = jnp.where(best >= _SIGN, best & ~_SIGN, ~best)
+    return (
+        jax.lax.bitcast_convert_type(bits, jnp.float32),
+        block * BLOCK + first_true(inside == best[:, None]),
+    )

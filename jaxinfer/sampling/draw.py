@@ -6,11 +6,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.sampling.blocks import greatest
+from jaxinfer.sampling.blocks import greatest, sort_key
 from jaxinfer.sampling.logprobs import token_logprobs
 from jaxinfer.sampling.mass import Mass, MassTable, fraction_of
 from jaxinfer.sampling.options import RowSampling
-from jaxinfer.sampling.prefix import SLACK, kept_prefix, sort_key, whole_rows
+from jaxinfer.sampling.prefix import SLACK, kept_prefix, whole_rows
 
 
 @flax.struct.dataclass

@@ -13,12 +13,14 @@ def token_logprobs(logits: jax.Array, tokens: jax.Array) -> jax.Array:
 
     Args:
         logits: float32 [..., V].
-        tokens: int32 [...], ids in [0, V).
+        tokens: int32 [...].
 
     Returns:
-        float32 [...]; NaN where the logits hold NaN or +inf, or nothing finite.
+        float32 [...]; NaN where the logits hold NaN or +inf, or nothing finite, or the id is not in [0, V).
     """
-    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)
+    # Out of range is NaN; a negative id would count from the end.
+    ids = jnp.where(tokens < 0, logits.shape[-1], tokens)[..., None]
+    chosen = jnp.take_along_axis(logits, ids, axis=-1, mode="fill", fill_value=jnp.nan)
     return _log_softmax_at(logits, chosen)[..., 0]
 
 

@@ -9,6 +9,7 @@ has no 64-bit integers by default, so a mass is a pair of 32-bit words.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import flax.struct
 import jax
@@ -37,10 +38,10 @@ class Mass:
     def __gt__(self, other: Mass) -> jax.Array:
         return (self.high > other.high) | ((self.high == other.high) & (self.low > other.low))
 
-    def __getitem__(self, index) -> Mass:
+    def __getitem__(self, index: Any) -> Mass:
         return Mass(self.high[index], self.low[index])
 
-    def at(self, position: jax.Array) -> Mass:
+    def take(self, position: jax.Array) -> Mass:
         """Returns the entries of the last axis at `position` int32 [...]."""
         index = position[..., None]
         return Mass(
@@ -90,6 +91,7 @@ class MassTable:
 
     @classmethod
     def of(cls, weights: jax.Array) -> MassTable:
+        """Returns the table of weights float32 [B, V]."""
         return cls(weights, jax.lax.associative_scan(Mass.__add__, _block_masses(weights), axis=-1))
 
     def total(self) -> Mass:
@@ -99,7 +101,7 @@ class MassTable:
     def locate(self, mass: Mass) -> jax.Array:
         """Returns int32 [B], the lowest id up to which a row sums to more than `mass` [B]."""
         block = first_true(self.ends > mass[:, None])
-        start = self.ends.at(jnp.maximum(block - 1, 0)).where(block > 0)
+        start = self.ends.take(jnp.maximum(block - 1, 0)).where(block > 0)
         inside = running_mass(block_at(self.weights, block, fill=0.0))
         return block * BLOCK + first_true(inside > (mass - start)[:, None])
 
@@ -139,6 +141,5 @@ def _compose(high: jax.Array, low: jax.Array) -> Mass:
 
 
 def _block_masses(weights: jax.Array) -> Mass:
-    return _compose(
-        *(reduce_blocks(part, functools.partial(jnp.sum, dtype=jnp.int32)) for part in _parts(weights))
-    )
+    add = functools.partial(jnp.sum, dtype=jnp.int32)
+    return _compose(*(reduce_blocks(part, add) for part in _parts(weights)))

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_FLOAT32 = np.finfo(np.float32)
+_LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,9 @@ class Sampling:
     4. `top_p`: of these, renormalised, the shortest prefix in the same order whose mass reaches `top_p`
        (Holtzman et al., arXiv:1904.09751, section 3.1).
     5. `min_p`: of these, the tokens at least `min_p` times as likely as the likeliest (arXiv:2407.01082).
+
+    Values are kept as float32. A mass within 1e-6 of `top_p` has reached it, and so for `min_p`: where
+    ten tokens are equal, `top_p` 0.3 keeps three.
 
     `top_k` of 0 or -1 is refused, since others read it as "off" and as "last": None is off.
     `seed` None draws one from the operating system's entropy when rows are stacked.
@@ -47,7 +50,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         temperature = _real(self, "temperature")
-        if temperature != 0 and not _FLOAT32.tiny <= temperature <= _FLOAT32.max:
+        if temperature != 0 and not _LEAST <= temperature <= _MOST:
             _refuse(self, "temperature", "0 (greedy) or a positive finite float32")
         if self.top_k is not None and not 1 <= _integer(self, "top_k") < 2**31:
             _refuse(self, "top_k", "None (off) or at least 1")
@@ -57,7 +60,7 @@ class Sampling:
             _refuse(self, "min_p", "None (off) or in [0, 1]")
         if self.repetition_penalty is not None:
             penalty = _real(self, "repetition_penalty")
-            if not _FLOAT32.tiny <= penalty <= _FLOAT32.max:
+            if not _LEAST <= penalty <= _MOST:
                 _refuse(self, "repetition_penalty", "None (off) or a positive finite float32")
         if self.seed is not None and not 0 <= _integer(self, "seed") < 2**64:
             _refuse(self, "seed", "None (drawn from entropy) or in [0, 2**64)")

@@ -12,7 +12,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.sampling.blocks import first_true
+from jaxinfer.sampling.blocks import first_true, sort_key
 from jaxinfer.sampling.mass import (
     Mass,
     MassTable,
@@ -47,13 +47,6 @@ def whole_rows(batch: int, vocab_size: int) -> Prefix:
     return Prefix(jnp.zeros(batch, jnp.uint32), jnp.full(batch, vocab_size, jnp.int32))
 
 
-def sort_key(logits: jax.Array) -> jax.Array:
-    """Returns uint32 in the order of float32 values; -0 and 0 share a key, as they compare equal."""
-    bits = jax.lax.bitcast_convert_type(jnp.where(logits == 0, 0.0, logits), jnp.uint32)
-    sign = jnp.uint32(1 << 31)
-    return jnp.where(bits >= sign, ~bits, bits | sign)
-
-
 def kept_prefix(logits: jax.Array, weights: jax.Array, top_k: jax.Array, top_p: jax.Array) -> Prefix:
     """Returns what top-k, then top-p on what remains, keep of each row.
 
@@ -69,7 +62,7 @@ def kept_prefix(logits: jax.Array, weights: jax.Array, top_k: jax.Array, top_p: 
     few, nucleus = k <= size, top_p < 1
     values, ids = jax.lax.top_k(jnp.where(logits == 0, 0.0, logits), size)
     ends = running_mass(jnp.take_along_axis(weights, ids, axis=-1))
-    whole, of_few = total_mass(weights), ends.at(jnp.minimum(k, size) - 1)
+    whole, of_few = total_mass(weights), ends.take(jnp.minimum(k, size) - 1)
     remaining = Mass(jnp.where(few, of_few.high, whole.high), jnp.where(few, of_few.low, whole.low))
     reached = first_true(ends > _short_of_nucleus(remaining, top_p)[:, None])
     count = jnp.minimum(jnp.where(few, k, vocab_size), jnp.where(nucleus, reached + 1, vocab_size))
