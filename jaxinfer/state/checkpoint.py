@@ -40,24 +40,19 @@ class Checkpoint:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
 
 
-@jax.jit
+@jax.jit  # its results are buffers of their own, even where a value passes through
 def snapshot(state: DecodeState) -> Checkpoint:
     """Returns a checkpoint of every row as it is now.
 
     It holds nothing of layers that keep every row, so it restores the state it was taken from, or one
     appended from that state, and no other. It stays valid when the state is donated.
     """
-
-    def own(value: jax.Array | None) -> jax.Array | None:
-        # jit hands an input that it returns unchanged back as the same buffer; a copy is a buffer of its own.
-        return None if value is None else jnp.copy(value)
-
     return Checkpoint(
-        length=jnp.copy(state.length),
+        length=state.length,
         valid=jnp.ones(state.batch, bool),
         layers=tuple(layer.checkpoint(state.length) for layer in state.layers),
-        rope_delta=own(state.rope_delta),
-        image_end=own(state.image_end),
+        rope_delta=state.rope_delta,
+        image_end=state.image_end,
     )
 
 
@@ -78,10 +73,11 @@ def restore(state: DecodeState, checkpoint: Checkpoint) -> DecodeState:
         valid or longer than the state's. Inside jit such a row is left as it is, with `BAD_ROLLBACK` set.
     """
     _check_layout(state, checkpoint)
-    restored, refused = _restore(state, checkpoint)
-    bad = known(refused)
-    if bad is not None and bad.any():
-        row = int(np.flatnonzero(bad)[0])
+    # Layers stay outside jit, which copies what passes through: most of them are kept as they are.
+    rest, allowed = _restore_rest(state.replace(layers=()), checkpoint.replace(layers=()))
+    allowed_known = known(allowed)
+    if allowed_known is not None and not allowed_known.all():
+        row = int(np.flatnonzero(~allowed_known)[0])
         if not np.asarray(checkpoint.valid)[row]:
             raise ValueError(
                 f"restore(checkpoint=...) holds nothing for row {row}: its `valid` is False (no length asked "
@@ -92,26 +88,27 @@ def restore(state: DecodeState, checkpoint: Checkpoint) -> DecodeState:
             f"only at {np.asarray(state.length)[row]}; restore the state that it was taken from, or one "
             "appended from it"
         )
-    return restored
+    layers = tuple(
+        layer.restore(saved, rest.length, allowed)
+        for layer, saved in zip(state.layers, checkpoint.layers, strict=True)
+    )
+    return rest.replace(layers=layers)
 
 
 @jax.jit
-def _restore(state: DecodeState, checkpoint: Checkpoint) -> tuple[DecodeState, jax.Array]:
+def _restore_rest(state: DecodeState, checkpoint: Checkpoint) -> tuple[DecodeState, jax.Array]:
+    """Returns the restored state but for its layers, and which rows may be restored, bool [B]."""
     allowed = checkpoint.valid & (checkpoint.length <= state.length)
 
     def chosen(saved: jax.Array | None, current: jax.Array | None) -> jax.Array | None:
         return None if saved is None else jnp.where(allowed, saved, current)
 
-    length = jnp.where(allowed, checkpoint.length, state.length)
     restored = state.replace(
-        layers=tuple(
-            layer.restore(saved, length, allowed)
-            for layer, saved in zip(state.layers, checkpoint.layers, strict=True)
-        ),
         rope_delta=chosen(checkpoint.rope_delta, state.rope_delta),
         image_end=chosen(checkpoint.image_end, state.image_end),
     )
-    return restored.at_length(length, refused=~allowed), ~allowed
+    length = jnp.where(allowed, checkpoint.length, state.length)
+    return restored.at_length(length, refused=~allowed), allowed
 
 
 def _check_layout(state: DecodeState, checkpoint: Checkpoint) -> None:

@@ -30,10 +30,9 @@ class LayerState(Protocol):
     def checkpoint(self, length: jax.Array) -> Any:
         """Returns the pytree that `restore` needs to take each row back to `length`, None for nothing.
 
-        It shares no buffer with the layer, so that the layer may be donated: arrays that pass through
-        unchanged are copied. Between `write` and `evict`, attention layers are asked for any length within
-        the step; a recurrent layer answers for its own length only, and its mixer gives the checkpoints
-        within a step.
+        Always traced, so the arrays need no copies of their own. Between `write` and `evict`, attention
+        layers are asked for any length within the step; a recurrent layer answers for its own length only,
+        and its mixer gives the checkpoints within a step.
 
         Args:
           length: int32 [B].

@@ -10,6 +10,7 @@ from jaxinfer.state.decode_state import DecodeState
 from jaxinfer.state.host import known
 
 
+@jax.jit
 def rollback_floor(state: DecodeState) -> jax.Array | None:
     """Returns the least length that each row can be truncated to, int32 [B].
 
@@ -18,7 +19,7 @@ def rollback_floor(state: DecodeState) -> jax.Array | None:
     image, whose positions a shorter state would have to know. None with recurrent layers: a state that
     cannot be truncated.
     """
-    floor = jnp.zeros(state.batch, jnp.int32) if state.image_end is None else jnp.copy(state.image_end)
+    floor = jnp.zeros(state.batch, jnp.int32) if state.image_end is None else state.image_end
     for layer in state.layers:
         layer_floor = layer.rollback_floor()
         if layer_floor is None:
@@ -41,25 +42,27 @@ def truncate(state: DecodeState, length: int | jax.Array | np.ndarray) -> Decode
         length, or inside an image run that a layer reads in both directions. Inside jit such a row keeps
         its length, with `BAD_ROLLBACK` set.
     """
-    if any(layer.rollback_floor() is None for layer in state.layers):
+    floor = rollback_floor(state)
+    if floor is None:
         raise ValueError(
             "truncate(state=...) has recurrent layers, which cannot go back; take checkpoints (snapshot, "
             "StepInputs(checkpoint_at=...)) and restore one"
         )
     target = _as_target(length, state.batch)
-    truncated, floor, refused = _truncate(state, target)
+    # Layers need no change, and stay outside jit, which copies what passes through.
+    rest, refused = _truncate_rest(state.replace(layers=()), target, floor)
     bad = known(refused)
     if bad is not None and bad.any():
         row = int(np.flatnonzero(bad)[0])
         raise ValueError(_refusal(row, *(int(np.asarray(x)[row]) for x in (target, floor, state.length))))
-    return truncated
+    return rest.replace(layers=state.layers)
 
 
 @jax.jit
-def _truncate(state: DecodeState, target: jax.Array) -> tuple[DecodeState, jax.Array, jax.Array]:
-    floor = rollback_floor(state)
+def _truncate_rest(state: DecodeState, target: jax.Array, floor: jax.Array) -> tuple[DecodeState, jax.Array]:
+    """Returns the truncated state but for its layers, and which rows are refused, bool [B]."""
     refused = (target < floor) | (target > state.length) | state.cuts_image_run(target)
-    return state.at_length(jnp.where(refused, state.length, target), refused=refused), floor, refused
+    return state.at_length(jnp.where(refused, state.length, target), refused=refused), refused
 
 
 def _as_target(length: int | jax.Array | np.ndarray, batch: int) -> jax.Array | np.ndarray:

@@ -113,6 +113,7 @@ class WindowedKV:
         count = min(self.window.window - 1, self.num_rows)
         return WindowRows(shift_rows(self.key, first, count), shift_rows(self.value, first, count))
 
+    @jax.jit  # one call a layer, where it is called outside jit
     def restore(self, saved: WindowRows, length: jax.Array, allowed: jax.Array) -> WindowedKV:
         """Returns the layer holding the saved rows, and no others, in the batch rows where `allowed`."""
 
