@@ -22,7 +22,7 @@ ExpertsImplementation = Literal["blocked", "ragged"]
 
 # Rows multiplied at a time: large blocks while a segment has that many rows left, small ones for its rest.
 _LARGE_BLOCK = 128
-_SMALL_BLOCK = 16
+_SMALL_BLOCK = 32
 # With so few rows a segment is one block.
 _FEW_ROWS = 8
 
