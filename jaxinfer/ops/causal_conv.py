@@ -14,7 +14,7 @@ def causal_conv(
         output[t, c] = sum_j weight[c, j] * x[t - (K - 1) + j, c]
 
     with the history standing for the columns before the first. Inputs are rounded to the history's dtype
-    before use, so that a column gives the same whether it is read from `x` or, a call later, from the history.
+    before use: a column gives the same whether it is read from `x` or, a call later, from the history.
 
     Args:
       x: [B, T, C], raw inputs. Padding columns reach neither the history nor a real column's output, whatever

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-CHUNK = 64  # columns a chunk; the cases stand around its multiples
+CHUNK = 64  # the longest chunk of any form; the cases stand around it, its half and its multiples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Case:
         state = rng.standard_normal((self.batch, self.num_value_heads, self.key_dim, self.value_dim))
         dtype = ml_dtypes.bfloat16 if self.dtype == "bfloat16" else np.float32
         arrays = {name: x.astype(dtype) for name, x in zip(_INPUTS, (query, key, value, beta), strict=True)}
-        arrays["log_decay"] = np.log(decay).astype(np.float32)
+        with np.errstate(divide="ignore"):  # a decay of 0 is a log decay of -inf
+            arrays["log_decay"] = np.log(decay).astype(np.float32)
         arrays["initial_state"] = (self.value_scale * state).astype(np.float32)
         arrays["lengths"] = arrays["checkpoint_columns"] = None
         if self.lengths is not None:
@@ -66,6 +67,10 @@ CASES = (
     Case("one_column", 1),
     Case("one_column_of_one_row_padded", 1, lengths=(1, 0), checkpoint_columns=((0, 1), (1, -1))),
     Case("few_columns", 5),
+    Case("one_short_of_half_a_chunk", CHUNK // 2 - 1),
+    Case("half_a_chunk", CHUNK // 2),
+    Case("one_past_half_a_chunk", CHUNK // 2 + 1),
+    Case("three_halves_and_two", 3 * CHUNK // 2 + 2),
     Case("one_short_of_a_chunk", CHUNK - 1),
     Case("one_chunk", CHUNK),
     Case("one_past_a_chunk", CHUNK + 1),

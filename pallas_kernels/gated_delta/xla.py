@@ -31,7 +31,7 @@ from pallas_kernels.gated_delta.reference import (
     unit_rows,
 )
 
-_MIN_CHUNK, _MAX_CHUNK = 8, 64  # powers of two
+_MIN_CHUNK, _MAX_CHUNK = 8, 32  # powers of two; 64 is slower: its products within the chunk outweigh
 _ZERO_LOG_DECAY = -150.0  # its float32 exponential is 0, and unlike -inf it can be summed by a product
 _LEAST_DOT = 8  # products of smaller blocks are sums that XLA fuses, larger ones are dots
 
@@ -50,15 +50,11 @@ def gated_delta_chunk_xla(
     """Returns (output, final_state, checkpoint_states) by a scan over chunks; see `gated_delta_chunk`."""
     batch, q_len, num_value_heads, value_dim = value.shape
     num_key_heads, key_dim = key.shape[2:]
-    heads = (num_key_heads, num_value_heads // num_key_heads)
+    groups = num_value_heads // num_key_heads
     chunk = min(_MAX_CHUNK, max(_MIN_CHUNK, 1 << (q_len - 1).bit_length()))
-    query, key, value, log_decay, beta = real_columns(query, key, value, log_decay, beta, lengths)
-    key, query = (_chunks(x, chunk, num_key_heads) for x in (unit_rows(key), scaled_queries(query)))
-    inputs = (
-        jnp.concatenate([key, query], axis=-2),
-        *(_chunks(x, chunk, *heads) for x in (value, log_decay, beta)),
-    )
-    num_chunks = inputs[0].shape[0]
+    columns = real_columns(query, key, value, log_decay, beta, lengths)
+    columns = tuple(_chunks(x, chunk) for x in columns)
+    num_chunks = columns[0].shape[0]
 
     def scan_chunk(carry, xs):
         state, saved = carry
@@ -66,16 +62,15 @@ def gated_delta_chunk_xla(
         out, writes = _chunk(state, *columns)
         if saved is not None:
             saved = _save(saved, checkpoint_columns - index * chunk, state, writes)
-        return (_state_after(state, writes, chunk - 1), saved), out
+        return (_state_after(state, writes, chunk - 1), saved), out.astype(value.dtype)
 
-    state = _side_by_side(initial_state.reshape(batch, *heads, key_dim, value_dim))
+    state = _side_by_side(initial_state.reshape(batch, num_key_heads, groups, key_dim, value_dim))
     saved = checkpoints_before_scan(initial_state, checkpoint_columns, q_len)
     indices = jnp.arange(num_chunks, dtype=jnp.int32)
-    (state, saved), out = lax.scan(scan_chunk, (state, saved), (indices, *inputs))
-    state = _apart(state, heads[1]).reshape(initial_state.shape)
-    # [num_chunks, B, nk, r, C, dv] -> [B, T, nv, dv]
-    out = jnp.moveaxis(out, (0, 4), (1, 2)).reshape(batch, num_chunks * chunk, num_value_heads, value_dim)
-    return out[:, :q_len].astype(value.dtype), state, saved
+    (state, saved), out = lax.scan(scan_chunk, (state, saved), (indices, *columns))
+    state = _apart(state, groups).reshape(initial_state.shape)
+    out = jnp.swapaxes(out, 0, 1).reshape(batch, num_chunks * chunk, num_value_heads, value_dim)
+    return out[:, :q_len], state, saved
 
 
 class _Writes(NamedTuple):
@@ -95,27 +90,35 @@ class _Writes(NamedTuple):
 
 
 def _chunk(
-    state: jax.Array, keys_queries: jax.Array, value: jax.Array, log_decay: jax.Array, beta: jax.Array
+    state: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    log_decay: jax.Array,
+    beta: jax.Array,
 ) -> tuple[jax.Array, _Writes]:
-    """Returns (output [B, nk, r, C, dv], what the chunk writes).
+    """Returns (output float32 [B, C, nv, dv], what the chunk writes).
 
     Args:
       state: [B, nk, dk, r * dv].
-      keys_queries: [B, nk, 2 C, dk], unit keys above scaled queries.
-      value: [B, nk, r, C, dv]; log_decay, beta: [B, nk, r, C].
+      query, key: [B, C, nk, dk], as they came; value: [B, C, nv, dv]; log_decay, beta: [B, C, nv].
     """
-    chunk = value.shape[-2]
-    key = keys_queries[..., :chunk, :]
-    products = _dot(keys_queries, jnp.swapaxes(key, -1, -2))[:, :, None]  # [B, nk, 1, 2 C, C]
+    batch, chunk, num_key_heads, _ = key.shape
+    heads = (num_key_heads, value.shape[2] // num_key_heads)
+    query, key = _heads_first(scaled_queries(query), heads[:1]), _heads_first(unit_rows(key), heads[:1])
+    value, log_decay, beta = (_heads_first(x, heads) for x in (value, log_decay, beta))
+    both = jnp.concatenate([key, query], axis=-2)  # one product of 2 C rows is faster than two of C
+    products = _dot(both, jnp.swapaxes(key, -1, -2))[:, :, None]  # [B, nk, 1, 2 C, C]
     key_products, query_products = products[..., :chunk, :], products[..., chunk:, :]
     decay, from_start = _decays(log_decay)
     system = jnp.where(_below(chunk), beta[..., None] * key_products * decay, 0)
 
-    reads = _dot(keys_queries, state)
-    reads = reads.reshape(*reads.shape[:2], 2, chunk, value.shape[2], -1)
-    reads = from_start[..., None] * jnp.moveaxis(reads, (2, 4), (0, 3))  # [2, B, nk, r, C, dv]
-    written = _dot(_unit_lower_inverse(system), beta[..., None] * (value - reads[0]))
-    out = reads[1] + _dot(query_products * decay, written)
+    reads = _dot(both, state)
+    key_reads, query_reads = (_apart(x, heads[1]) for x in jnp.split(reads, 2, axis=-2))
+    residual = beta[..., None] * (value - from_start[..., None] * key_reads)
+    written = _dot(_unit_lower_inverse(system), residual)
+    out = from_start[..., None] * query_reads + _dot(query_products * decay, written)
+    out = jnp.moveaxis(out, 3, 1).reshape(batch, chunk, heads[0] * heads[1], -1)
     return out, _Writes(key, written, decay, from_start)
 
 
@@ -175,8 +178,9 @@ def _unit_lower_inverse(lower: jax.Array) -> jax.Array:
     block = 1
     while block < size:
         pairs = size // (2 * block)
-        tiles = lower.reshape(*lead, pairs, 2, block, pairs, 2, block)
-        corner = jnp.stack([tiles[..., i, 1, :, i, 0, :] for i in range(pairs)], axis=-3)
+        tiles = lower.reshape(*lead, pairs, 2, block, pairs, 2, block)[..., 1, :, :, 0, :]
+        own = np.eye(pairs, dtype=bool)[:, None, :, None]  # as a masked sum it compiles to one small loop
+        corner = jnp.sum(jnp.where(own, tiles, 0), axis=-2)
         first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
         corner = -_block_product(_block_product(second, corner), first)
         upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
@@ -228,14 +232,18 @@ def _below(size: int) -> np.ndarray:
     return np.tri(size, k=-1, dtype=bool)
 
 
-def _chunks(x: jax.Array, chunk: int, *heads: int) -> jax.Array:
-    """Returns [B, T, heads, ...] as float32 [num_chunks, B, *heads, C, ...]; columns added are zeros."""
+def _chunks(x: jax.Array, chunk: int) -> jax.Array:
+    """Returns [B, T, ...] as [num_chunks, B, C, ...]; columns added are zeros, which change nothing."""
     batch, q_len = x.shape[:2]
     num_chunks = -(-q_len // chunk)
-    widths = ((0, 0), (0, num_chunks * chunk - q_len), *[(0, 0)] * (x.ndim - 2))
-    x = jnp.pad(x.astype(jnp.float32), widths)
-    x = x.reshape(batch, num_chunks, chunk, *heads, *x.shape[3:])
-    return jnp.moveaxis(x, (1, 2), (0, 2 + len(heads)))
+    x = jnp.pad(x, ((0, 0), (0, num_chunks * chunk - q_len), *[(0, 0)] * (x.ndim - 2)))
+    return jnp.swapaxes(x.reshape(batch, num_chunks, chunk, *x.shape[2:]), 0, 1)
+
+
+def _heads_first(x: jax.Array, heads: tuple[int, ...]) -> jax.Array:
+    """Returns [B, C, heads, ...] as float32 [B, *heads, C, ...]."""
+    x = x.astype(jnp.float32).reshape(*x.shape[:2], *heads, *x.shape[3:])
+    return jnp.moveaxis(x, 1, 1 + len(heads))
 
 
 def _side_by_side(x: jax.Array) -> jax.Array:
