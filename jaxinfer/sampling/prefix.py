@@ -99,8 +99,8 @@ def _searched_prefix(keys: jax.Array, weights: jax.Array, k: jax.Array, top_p: j
 def _search(keys: jax.Array, weights: jax.Array, mass: Mass) -> Prefix:
     """Returns the shortest prefix that weighs more than `mass` [B], which is below the row's total."""
 
-    def fix_bit(step: jax.Array, key: jax.Array) -> jax.Array:
-        higher = key | (jnp.uint32(1 << 31) >> step.astype(jnp.uint32))
+    def fix_bit(step: jax.typing.ArrayLike, key: jax.Array) -> jax.Array:
+        higher = key | (jnp.uint32(1 << 31) >> jnp.asarray(step, jnp.uint32))
         enough = total_mass(jnp.where(keys >= higher[:, None], weights, 0.0)) > mass
         return jnp.where(enough, higher, key)
 

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.sampling.blocks import greatest
@@ -35,6 +35,7 @@ def units(weights: np.ndarray) -> np.ndarray:
     return np.floor(weights.astype(np.float64) * 2.0**40).astype(np.int64)
 
 
+@settings(deadline=None)
 @given(a=words, b=words)
 def test_masses_compute_as_64_bit_integers(a, b):
     left, right = to_mass(a), to_mass(b)
