@@ -52,10 +52,10 @@ def pull_with_progress(name: str) -> Path:
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), SpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=error_console(), transient=True) as progress:
-        task = progress.add_task(name, total=model.download_bytes)
+        task = progress.add_task("pulling", total=model.download_bytes)
 
         def report(done: int, total: int, label: str) -> None:
-            progress.update(task, completed=done, total=total, description=label)
+            progress.update(task, completed=done, total=total, description=label.removeprefix(f"{name}: "))
 
         return pull(name, progress=report)
 

@@ -78,8 +78,11 @@ def accelerator_is_likely(environment: Mapping[str, str], root: Path = Path("/")
     """
     if platforms := environment.get("JAX_PLATFORMS"):
         return platforms != "cpu"
-    # jax itself sets TPU_SKIP_MDS_QUERY where it finds no TPU.
-    named = {name for name in environment if name.startswith("TPU_")} - {"TPU_SKIP_MDS_QUERY"}
+    # Importing jax sets these two where there is no TPU: the first itself, the second through libtpu.
+    named = {name for name in environment if name.startswith("TPU_")} - {
+        "TPU_SKIP_MDS_QUERY",
+        "TPU_LIBRARY_PATH",
+    }
     if named or any(name in environment for name in _ACCELERATOR_VARIABLES):
         return True
     if any(next((root / "dev").glob(pattern), None) for pattern in _ACCELERATOR_DEVICES):

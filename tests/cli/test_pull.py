@@ -40,7 +40,7 @@ def test_a_terminal_sees_how_far_it_got(pulled, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["pull", "smollm2-135m"]) == 0
     written = capsys.readouterr()
-    assert "smollm2-135m: unpacking" in written.err
+    assert "unpacking" in written.err
     assert "98.4/98.4 MB" in written.err
     assert written.out.count("\n") == 1
 

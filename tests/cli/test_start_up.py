@@ -47,7 +47,9 @@ def no_plugins(monkeypatch):
 def test_nothing_here_makes_an_accelerator_unlikely(tmp_path):
     place(tmp_path, "dev/null")
     place(tmp_path, "sys/bus/pci/devices/0000:00:01.0/vendor", "0x8086\n")
-    assert not accelerator_is_likely({"HOME": "/root", "TPU_SKIP_MDS_QUERY": "1"}, tmp_path)
+    assert not accelerator_is_likely(
+        {"HOME": "/root", "TPU_SKIP_MDS_QUERY": "1", "TPU_LIBRARY_PATH": "x"}, tmp_path
+    )
 
 
 @pytest.mark.usefixtures("no_plugins")
@@ -67,7 +69,7 @@ def test_a_google_device_on_the_bus_makes_one_likely(tmp_path):
 
 @pytest.mark.usefixtures("no_plugins")
 @pytest.mark.parametrize(
-    "name", ["TPU_NAME", "TPU_LIBRARY_PATH", "JAX_FORCE_TPU_INIT", "PJRT_NAMES_AND_LIBRARY_PATHS"]
+    "name", ["TPU_NAME", "TPU_WORKER_ID", "JAX_FORCE_TPU_INIT", "PJRT_NAMES_AND_LIBRARY_PATHS"]
 )
 def test_a_variable_of_tpu_machines_makes_one_likely(tmp_path, name):
     assert accelerator_is_likely({name: "x"}, tmp_path)
