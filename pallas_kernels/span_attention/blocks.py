@@ -41,3 +41,11 @@ def tile_extents(lo: jax.Array, hi: jax.Array, *, kv_len: int, block_kv: int) ->
         shared_lo=jnp.max(jnp.where(empty, 0, lo), axis=-1),
         shared_hi=jnp.min(jnp.where(empty, kv_len - 1, hi), axis=-1),
     )
+
+
+def spans_have_gap(lo: jax.Array, hi: jax.Array) -> jax.Array:
+    """Returns whether rows between a tile's first and last lie in no span, bool [...]; canonical spans."""
+    order = jnp.argsort(lo, axis=-1)
+    lo, hi = jnp.take_along_axis(lo, order, axis=-1), jnp.take_along_axis(hi, order, axis=-1)
+    reached = jax.lax.cummax(hi, axis=hi.ndim - 1)
+    return jnp.any((lo[..., 1:] > reached[..., :-1] + 1) & (lo <= hi)[..., 1:], axis=-1)

@@ -168,14 +168,21 @@ def _walk_blocks(static, queries, lo, hi, key, value, row) -> _Softmax:
 
     def visit(block, softmax):
         keys, values, rows = _read_blocks(static, (key, value), row, block)
-        masked = lambda s: _add_block(static, s, queries, keys, values, _mask(rows, block * block_kv, lo, hi))
+
+        def masked(softmax):
+            mask = _mask(rows, block * block_kv, lo, hi)
+            return _add_block(static, softmax, queries, keys, values, mask)
+
+        def full(softmax):
+            return _add_block(static, softmax, queries, keys, values, None)
+
         if not static.tiling.sorts_blocks:
             return masked(softmax)
-        full = lambda s: _add_block(static, s, queries, keys, values, None)
         first, last = block * block_kv, (block + 1) * block_kv - 1
         whole = (extents.shared_lo <= first) & (last <= extents.shared_hi)
         touched = jnp.any((lo <= last) & (first <= hi))
-        return lax.switch(jnp.where(whole, 2, touched.astype(jnp.int32)), [lambda s: s, masked, full], softmax)
+        kind = jnp.where(whole, 2, touched.astype(jnp.int32))
+        return lax.switch(kind, [lambda softmax: softmax, masked, full], softmax)
 
     return lax.fori_loop(extents.first_block, extents.end_block, visit, empty)
 
@@ -358,10 +365,12 @@ def _by_query(x):
 
 def _map_tiles(tiling, tile, batch, num_tiles):
     """Returns tile(row, index) stacked: leaves [batch, num_tiles, ...]."""
-    if num_tiles == 1:
-        row_tiles = lambda row: jax.tree.map(lambda x: x[None], tile(row, 0))
-    else:
-        row_tiles = lambda row: lax.map(lambda index: tile(row, index), jnp.arange(num_tiles))
+
+    def row_tiles(row):
+        if num_tiles == 1:
+            return jax.tree.map(lambda x: x[None], tile(row, 0))
+        return lax.map(lambda index: tile(row, index), jnp.arange(num_tiles))
+
     return _map_rows(tiling, row_tiles, batch)
 
 
@@ -369,4 +378,5 @@ def _map_rows(tiling, function, batch):
     """Returns function(row) for each batch row, stacked."""
     if batch == 1:
         return jax.tree.map(lambda x: x[None], function(0))
-    return (lax.map if tiling.sequential else lambda f, xs: jax.vmap(f)(xs))(function, jnp.arange(batch))
+    rows = jnp.arange(batch)
+    return lax.map(function, rows) if tiling.sequential else jax.vmap(function)(rows)
