@@ -219,8 +219,6 @@ def test_the_same_lengths_asked_of_every_chunk_fall_into_one_each(layout):
     logits, _ = extend(ji.restore(state, second[2]), sequences(), [22, 30])
     assert_follows(logits, sequences(), [22, 30])
     saved = ji.snapshot(state)
-    again = second[2].replace(length=saved.length.at[0].set(15))
-    assert np.asarray(again.length).tolist() == np.asarray(second[2].length).tolist()
     np.testing.assert_array_equal(second[2].layers[0].key[1], saved.layers[0].key[1])  # at the step's end
 
 
