@@ -46,7 +46,8 @@ def _few_rows(rows: jax.Array, matrix: jax.Array) -> jax.Array:
     num_rows = rows.shape[0]
     padded = jnp.pad(rows, ((0, _MIN_BF16_ROWS - num_rows), (0, 0)))
     out = lax.dot_general(matrix, padded, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return out[:, :num_rows].T
+    # Without the barrier the transpose is folded into the product, which puts the weight on the right again.
+    return lax.optimization_barrier(out)[:, :num_rows].T
 
 
 def _precision(matrix: jax.Array) -> lax.Precision | None:

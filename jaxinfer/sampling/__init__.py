@@ -2,7 +2,7 @@
 
 Every function takes whole batches and works under `jit`, `vmap` and `scan`. A draw depends on the row's
 logits, options and seed, and on how many tokens the row has generated: never on its neighbours, its slot
-or the batch size. Masses of tokens are exact integers (`mass`), so that no order of summing can show.
+or the batch size.
 """
 
 from jaxinfer.sampling.draw import SampleResult, mark_seen, sample

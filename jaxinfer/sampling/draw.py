@@ -6,11 +6,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.sampling.blocks import greatest, sort_key
+from jaxinfer.sampling.filters import SLACK, kept_tokens
 from jaxinfer.sampling.logprobs import token_logprobs
-from jaxinfer.sampling.mass import Mass, MassTable, fraction_of
 from jaxinfer.sampling.options import RowSampling
-from jaxinfer.sampling.prefix import SLACK, kept_prefix, whole_rows
 
 
 @flax.struct.dataclass
@@ -28,8 +26,8 @@ def sample(
 ) -> SampleResult:
     """Returns one token a row; where every row is greedy it costs an argmax.
 
-    Equal logits count in the order of their ids. A token less than 2**-40 times as likely as the
-    likeliest is never drawn. Under `vmap` the shortcuts (no row draws, no row filters) are lost.
+    Equal logits count in the order of their ids. Under `vmap` the shortcuts (no row draws, no row filters)
+    are lost.
 
     A row that cannot be sampled has token -1 and NaN log-probabilities, whatever its options: one with
     a NaN or +inf logit or with no finite logit, before or after the penalty (the logits of a row whose
@@ -46,14 +44,16 @@ def sample(
     """
     _check(logits, rows, index, seen)
     penalised = _penalise(logits, rows.repetition_penalty, seen)
-    best, greedy = greatest(penalised)
-    well = jnp.isfinite(best)
+    best = jnp.max(penalised, axis=-1)
+    # A CPU's vectorised maximum may pass over a NaN.
+    well = jnp.isfinite(best) & ~jnp.any(jnp.isnan(penalised), axis=-1)
     if seen is None:
         well &= rows.repetition_penalty == 1
     drawing = well & (rows.temperature > 0)
+    greedy = _first(penalised == best[:, None])
     token, processed = jax.lax.cond(
         jnp.any(drawing),
-        lambda: _draw(penalised, rows, index, best=best, drawing=drawing),
+        lambda: _draw(penalised - best[:, None], rows, index, drawing),
         lambda: (greedy, jnp.zeros_like(best)),
     )
     token = jnp.where(drawing, token, greedy)
@@ -66,26 +66,48 @@ def sample(
 
 
 def _draw(
-    penalised: jax.Array, rows: RowSampling, index: jax.Array, *, best: jax.Array, drawing: jax.Array
+    centred: jax.Array, rows: RowSampling, index: jax.Array, drawing: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns token int32 [B] and its log-probability float32 [B]; meaningless where not `drawing`."""
-    batch, vocab_size = penalised.shape
-    scaled = (penalised - best[:, None]) / jnp.where(drawing, rows.temperature, 1.0)[:, None]
-    # Computed once: were `exp` fused into its several users, a token might get two weights.
-    weights = jax.lax.optimization_barrier(jnp.exp(scaled))
+    """Returns token int32 [B] and its log-probability float32 [B]; meaningless where not `drawing`.
+
+    The largest of logit plus Gumbel noise is a draw from the softmax (Gumbel, 1954); it needs no cumulative
+    sum, and so gives the same token whatever the batch.
+
+    Args:
+      centred: float32 [B, V], logits less the row's best.
+    """
+    vocab_size = centred.shape[-1]
+    scaled = centred / jnp.where(drawing, rows.temperature, 1.0)[:, None]
     top_k = jnp.where(drawing & (rows.top_k < vocab_size), rows.top_k, 0)
     top_p = jnp.where(drawing, rows.top_p, 1.0)
-    prefix = jax.lax.cond(
+    kept = jax.lax.cond(
         jnp.any((top_k > 0) | (top_p < 1)),
-        lambda: kept_prefix(penalised, weights, top_k, top_p),
-        lambda: whole_rows(batch, vocab_size),
+        lambda: kept_tokens(scaled, top_k, top_p),
+        lambda: jnp.ones_like(scaled, bool),
     )
-    likely = weights >= (rows.min_p * (1 - SLACK))[:, None]
-    kept = MassTable.of(jnp.where(prefix.keeps(sort_key(penalised)) & likely, weights, 0.0))
-    total = kept.total()
-    token = kept.locate(fraction_of(total, _random_words(rows.rng_key, index)))
-    chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]
-    return token, chosen - jnp.log(total.as_float())  # both at most 0: the best token stays and weighs 1
+    kept &= (
+        scaled >= jnp.log(rows.min_p * (1 - SLACK))[:, None]
+    )  # the best token's is 0; log(0) keeps everything
+    remaining = jnp.where(kept, scaled, -jnp.inf)
+    noisy = remaining + _noise(rows.rng_key, index, vocab_size)
+    token = _first(noisy == jnp.max(noisy, axis=-1, keepdims=True))
+    return token, token_logprobs(remaining, token)
+
+
+def _first(mask: jax.Array) -> jax.Array:
+    """Returns int32 [B], the lowest true position of bool [B, V]; an argmax costs a CPU ten times as much."""
+    size = mask.shape[-1]
+    return jnp.min(jnp.where(mask, jnp.arange(size, dtype=jnp.int32), size), axis=-1)
+
+
+def _noise(rng_key: jax.Array, index: jax.Array, vocab_size: int) -> jax.Array:
+    """Returns Gumbel noise float32 [B, V], each row a function of its key and index alone."""
+
+    def row(key_data: jax.Array, count: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl="threefry2x32"), count)
+        return jax.random.gumbel(key, (vocab_size,), jnp.float32)
+
+    return jax.vmap(row)(rng_key, index)
 
 
 def _penalise(logits: jax.Array, penalty: jax.Array, seen: jax.Array | None) -> jax.Array:
@@ -93,17 +115,6 @@ def _penalise(logits: jax.Array, penalty: jax.Array, seen: jax.Array | None) -> 
         return logits
     penalty = penalty[:, None]
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
-
-
-def _random_words(rng_key: jax.Array, index: jax.Array) -> Mass:
-    """Returns 64 random bits a row, a function of its key and index alone."""
-
-    def row(key_data: jax.Array, count: jax.Array) -> jax.Array:
-        key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl="threefry2x32"), count)
-        return jax.random.bits(key, (2,), jnp.uint32)
-
-    words = jax.vmap(row)(rng_key, index)
-    return Mass(words[:, 0], words[:, 1])
 
 
 def mark_seen(seen: jax.Array, tokens: jax.Array, valid: jax.Array) -> jax.Array:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.sampling.blocks import reduce_blocks
-
 
 def token_logprobs(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     """Returns the log-softmax of the logits at given tokens; at most 0 after rounding too.
@@ -46,6 +44,5 @@ def top_logprobs(logits: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 def _log_softmax_at(logits: jax.Array, chosen: jax.Array) -> jax.Array:
     # Two terms that are at most 0 each: chosen <= best, and the sum holds exp(0) = 1.
     best = jnp.max(logits, axis=-1, keepdims=True)
-    rows = jnp.exp(logits - best).reshape(-1, logits.shape[-1])
-    total = jnp.sum(reduce_blocks(rows, jnp.sum), axis=-1).reshape(best.shape)
+    total = jnp.sum(jnp.exp(logits - best), axis=-1, keepdims=True)
     return (chosen - best) - jnp.log(total)

@@ -2,9 +2,9 @@
 
 The work is cut into tiles: `block_q` queries of one batch row with all their heads, [K, G, block_q, H].
 A tile walks the kv blocks between its lowest and highest key row with an online softmax in float32,
-so that time follows the spans and no [T, S] array exists. Decode is the same walk with one tile a
-batch row. The backward pass walks the same blocks and recomputes the weights from the saved log of
-the softmax denominator.
+so that time follows the spans and no [T, S] array exists. The backward pass walks the same blocks and
+recomputes the weights from the saved log of the softmax denominator. A few queries a row (decode) take
+the form of `few_queries.py` in the forward pass.
 
 Choices measured on CPU (2 cores, AMX) that shape the code:
 - The cache is sliced as the [B, K, S, H] array it is. A reshape or squeeze of the whole cache fuses
@@ -12,8 +12,6 @@ Choices measured on CPU (2 cores, AMX) that shape the code:
 - A kv block of about 64k elements stays in the L2 cache between its copy and its two products.
 - Batch rows one after another: one product for all rows is no faster, and makes every row pay for
   the longest.
-- Few query rows (decode) compute in float32 whatever the dtype: XLA's bfloat16 product with fewer
-  than 8 rows runs at 1 to 5 GFLOP/s; converting a block while it is copied out of the cache is free.
 """
 
 from __future__ import annotations
@@ -29,10 +27,13 @@ from jax import lax
 
 from pallas_kernels.compat import target_platform
 from pallas_kernels.span_attention.blocks import canonical_spans, tile_extents
+from pallas_kernels.span_attention.few_queries import attend_few_queries
 
 # Below every real score, and finite: a row that has seen no key yet has exp(floor - floor) == 1 for
 # garbage weights, which the first real score multiplies by exp(floor - score) == 0.
 SCORE_FLOOR = -1e30
+
+_FEW_ROWS = 16  # query rows a key/value head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,7 @@ class _Static:
     softmax_scale: float
     logits_soft_cap: float | None
     tiling: Tiling
+    few_queries: bool  # the forward pass takes the form without a loop
 
     @property
     def score_unit(self) -> float:
@@ -94,7 +96,9 @@ def span_attention_xla(
 
     Arguments are the reference's; `tiling` overrides `default_tiling`.
     """
-    static = _Static(softmax_scale, logits_soft_cap, tiling or default_tiling(query, key))
+    groups = query.shape[2] // key.shape[1]
+    few = tiling is None and query.shape[1] * groups <= _FEW_ROWS
+    static = _Static(softmax_scale, logits_soft_cap, tiling or default_tiling(query, key), few)
     lo, hi = canonical_spans(span_lo, span_hi, key.shape[2])
     return _attend(static, query, key, value, lo, hi, sinks)
 
@@ -137,6 +141,18 @@ class _Softmax(NamedTuple):
 
 def _forward(static, query, key, value, lo, hi, sinks):
     """Returns the output [B, T, N, H] and the log of the softmax denominator, float32 [B, T, N]."""
+    if static.few_queries:
+        out, lse = attend_few_queries(
+            query,
+            key,
+            value,
+            lo,
+            hi,
+            sinks,
+            softmax_scale=static.softmax_scale,
+            logits_soft_cap=static.logits_soft_cap,
+        )
+        return out.astype(query.dtype), lse
     q_len, num_kv_heads, block_q = query.shape[1], key.shape[1], static.tiling.block_q
     pad = functools.partial(_pad_queries, length=-q_len % block_q)
     read_query = _tile_reader(pad(query), block_q)
