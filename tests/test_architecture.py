@@ -54,7 +54,8 @@ def foundations(name: str) -> set[str]:
     return {name}.union(*(foundations(below) for below in STANDS_ON[name]))
 
 
-LIBRARY = [path for path in modules("jaxinfer") if path != ROOT / "jaxinfer" / "__init__.py"]
+DOORS = {ROOT / "jaxinfer" / "__init__.py", ROOT / "jaxinfer" / "__main__.py"}  # not parts, but ways in
+LIBRARY = [path for path in modules("jaxinfer") if path not in DOORS]
 KERNELS = modules("pallas_kernels")
 
 

@@ -30,7 +30,10 @@ def environment_facts() -> dict[str, Any]:
     """Returns versions, devices, where things are kept, and which known models are there."""
     import jax
 
+    from jaxinfer.ops import attention_implementations
+
     return {
+        "attention": dict(attention_implementations()),
         "versions": {
             "jaxinfer": own_version(),
             "jax": jax.__version__,
@@ -84,14 +87,14 @@ def model_facts(name: str, dtype: str | None) -> tuple[ModelConfig, dict[str, An
 def _config(checkpoint: Checkpoint, path: Path, dtype: str | None) -> ModelConfig:
     """Returns the config that `load` would use."""
     from jaxinfer.loading import CheckpointError
-    from jaxinfer.loading.load import _own_dtype
+    from jaxinfer.loading.load import own_dtype
     from jaxinfer.models import family_of
 
     try:
         config = family_of(checkpoint.config).read_config(checkpoint.config)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    return dataclasses.replace(config, dtype=dtype or _own_dtype(checkpoint.config))
+    return dataclasses.replace(config, dtype=dtype or own_dtype(checkpoint.config))
 
 
 def _weights(config: ModelConfig) -> dict[str, int]:

@@ -65,6 +65,10 @@ def _report(facts: dict[str, Any]) -> str:
         "Cache": facts["cache"],
         "Pulled": pulled or "nothing",
         "Compiled programs": facts["compiled_programs"] or "not kept",
+        **{
+            f"Attention {name}": "runs here" if reason is None else f"not here: {reason}"
+            for name, reason in facts["attention"].items()
+        },
     }
     parts = [*_section("Here", here)]
     if facts["model"] is None:

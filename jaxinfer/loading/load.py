@@ -38,7 +38,7 @@ def load(
         config = family.read_config(checkpoint.config)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    config = dataclasses.replace(config, dtype=dtype or _own_dtype(checkpoint.config))
+    config = dataclasses.replace(config, dtype=dtype or own_dtype(checkpoint.config))
     try:
         params = assemble_params(config, family, checkpoint.source)
     except WeightsError as error:
@@ -56,7 +56,8 @@ def load(
     )
 
 
-def _own_dtype(raw: dict) -> str:
+def own_dtype(raw: dict) -> str:
+    """Returns the dtype that a checkpoint's weights load in by default."""
     # float16 checkpoints overflow in these models; bfloat16 has float32's range at the same size.
     own = raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"
     return "float32" if own == "float32" else "bfloat16"

@@ -1,6 +1,6 @@
 """Operations on arrays: validated, then dispatched to the form that the device runs best."""
 
-from jaxinfer.ops.attention import span_attention
+from jaxinfer.ops.attention import attention_implementations, span_attention
 from jaxinfer.ops.experts import routed_mlp
 from jaxinfer.ops.linear import embed, linear
 from jaxinfer.ops.norms import rms_norm
@@ -9,6 +9,7 @@ from jaxinfer.ops.rope import apply_rope, inverse_frequencies, rope_tables
 
 __all__ = [
     "apply_rope",
+    "attention_implementations",
     "embed",
     "inverse_frequencies",
     "linear",

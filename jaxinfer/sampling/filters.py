@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 _CANDIDATES = 256
-# A mass within this share of top_p has reached it, a probability within it of min_p too: ten equal tokens in float32 make top_p = 0.3 keep three of
-# them, as they do on paper, not four.
+# A mass within this share of top_p has reached it, a probability within it of min_p too: ten equal tokens in
+# float32 make top_p = 0.3 keep three of them, as they do on paper, not four.
 SLACK = 1e-6
 
 

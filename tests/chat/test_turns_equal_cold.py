@@ -1,8 +1,8 @@
 """Whatever turns do to a conversation, the answer is that of a cold refill, and reuse happens where it may.
 
-Sequences of turns (append, edit anywhere, shorten, repeat, another slot, a turn that breaks off, another window
-policy) run against the slot store; after each the tokens are compared with those of a fresh state, and the
-planned mode with that of an independent model of the rules.
+Sequences of turns (append, edit anywhere, shorten, repeat, another slot, a turn that breaks off, another
+window policy) run against the slot store; after each the tokens are compared with those of a fresh state,
+and the planned mode with that of an independent model of the rules.
 """
 
 import dataclasses

@@ -1,0 +1,7 @@
+"""`python -m jaxinfer`: the command `jaxinfer`."""
+
+import sys
+
+from jaxinfer.cli import main
+
+sys.exit(main())
