@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import jaxinfer as ji
+from jaxinfer.generation.prefill import prefill
+from jaxinfer.generation.rows import Options, continue_rows
 from jaxinfer.loading.checkpoint import open_checkpoint
 from jaxinfer.models import assemble_params, family_of
-from tests.oracles.real_models import load_real_oracles
+from tests.oracles.real_models import NEW_TOKENS, load_real_oracles
 from tests.oracles.tiny_checkpoints import load_oracle, write_checkpoint
 
 TINY = ("llama", "llama_rope3", "mistral", "qwen3", "qwen3_moe", "gemma3_text")
@@ -85,3 +87,15 @@ def test_real_logits_agree(real):
         assert decided.mean() > 0.8
         argmax = logits.argmax(-1)[decided]
         np.testing.assert_array_equal(argmax, oracle.argmax_ids[oracle.positions][decided])
+
+
+def test_real_greedy_tokens_agree(real):
+    model, oracles = real
+    rows = [oracle.ids.tolist() for oracle in oracles]
+    # transformers was told to go on past an end token.
+    options = dataclasses.replace(Options.checked(model, rows, NEW_TOKENS), eos_token_ids=())
+    state = ji.init_state(model.config, batch=len(rows), capacity=2048)
+    logits, state = prefill(model.params, rows, state, config=model.config, donate=True)
+    _, answers = continue_rows(model, logits, state, rows, options)
+    for answer, oracle in zip(answers, oracles, strict=True):
+        assert answer.token_ids == oracle.greedy_ids.tolist()
