@@ -66,6 +66,9 @@ def gated_delta_chunk_xla(
 
     state = _side_by_side(initial_state.reshape(batch, num_key_heads, groups, key_dim, value_dim))
     saved = checkpoints_before_scan(initial_state, checkpoint_columns, q_len)
+    if checkpoint_columns is not None:
+        # The scan goes on to the end of the last chunk; columns past the real ones must not be found there.
+        checkpoint_columns = jnp.where(checkpoint_columns > q_len, -1, checkpoint_columns)
     indices = jnp.arange(num_chunks, dtype=jnp.int32)
     (state, saved), out = lax.scan(scan_chunk, (state, saved), (indices, *columns))
     state = _apart(state, groups).reshape(initial_state.shape)
