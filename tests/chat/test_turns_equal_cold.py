@@ -183,7 +183,7 @@ def run_sequences(family, policy, count):
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("policy", [OFF, ON], ids=["keep", "evict"])
 def test_every_turn_equals_a_cold_refill(family, policy):
-    run_sequences(family, policy, 50)
+    run_sequences(family, policy, 25)
 
 
 @pytest.mark.slow
