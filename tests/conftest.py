@@ -5,9 +5,14 @@ On a GPU: `JAX_PLATFORMS=cuda python -m pytest -m gpu`.
 
 import os
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax is imported
+
+# The same examples on every run, so that a run says something about the change and not about luck.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -32,8 +32,9 @@ def test_a_draw_is_one_of_the_kept_tokens_with_its_share_of_their_mass(kind, see
     penalised = oracles.penalise(logits, sampling.repetition_penalty or 1.0, seen)
     filters = {f: getattr(sampling, f) for f in ("temperature", "top_k", "top_p", "min_p")}
     ids = oracles.kept(penalised, **filters)
-    # Where a mass is within rounding of the edge both answers are right: test_prefix covers those.
-    assume(ids.size == oracles.kept(penalised, **filters, tolerance=2e-6).size)
+    # Where a mass is within float32's rounding of the edge, on either side, both answers are right.
+    for tolerance in (3e-5, -3e-5):
+        assume(ids.size == oracles.kept(penalised, **filters, tolerance=tolerance).size)
     result = draw(logits, [sampling] * 4, index=np.arange(4), seen=np.tile(seen, (4, 1)))
     shares = dict(zip(ids.tolist(), oracles.probabilities(penalised, ids, sampling.temperature), strict=True))
     for row, token in enumerate(np.asarray(result.token).tolist()):
