@@ -146,7 +146,6 @@ def continue_rows(
     options: Options,
     *,
     stream: Callable[[StreamChunk], None] | None = None,
-    cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[DecodeRun, list[RowAnswer]]:
     """Returns the run after every row has finished, and the answers.
 
@@ -154,7 +153,6 @@ def continue_rows(
       logits: [B, V], after each row's last token; state: that holds those rows, donated.
       rows: the tokens that a repetition penalty counts as seen.
       stream: called with each row's new text after every device call.
-      cancelled: asked between device calls; True ends the loop with rows unfinished.
     """
     num_top = options.logprobs or 0
     answers = [RowAnswer(model, row, index, options) for index, row in enumerate(rows)]
@@ -169,7 +167,7 @@ def continue_rows(
         for answer in answers:
             answer.extend(host_block, stream)
         done = np.array([answer.finish_reason is not None for answer in answers])
-        if done.all() or cancelled():
+        if done.all():
             return run, answers
         if options.stop:  # the device knows nothing of stop strings
             run = run.replace(finished=run.finished | done)

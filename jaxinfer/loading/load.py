@@ -20,7 +20,7 @@ def load(
 
     Args:
       dtype: of the weights, "float32" or "bfloat16"; None: the checkpoint's own, bfloat16 for a quantised
-        GGUF file.
+        GGUF file and for float16, which overflows in these models.
       kv_window: whether sliding layers drop rows behind their window; None: as the environment variable
         `JAXINFER_KV_WINDOW` says, read now.
 
