@@ -1,7 +1,8 @@
-"""`python -m jaxinfer`: the command `jaxinfer`."""
+"""`python -m jaxinfer`: the same as the command `jaxinfer`."""
 
 import sys
 
 from jaxinfer.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

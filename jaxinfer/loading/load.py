@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from jaxinfer.config import DTYPES
 from jaxinfer.loading.cache import resolve
 from jaxinfer.loading.checkpoint import open_checkpoint
 from jaxinfer.loading.tensor_source import CheckpointError
-from jaxinfer.models import Model, WeightsError, assemble_params, family_of
-from jaxinfer.state import KvWindowPolicy
+
+if TYPE_CHECKING:
+    from jaxinfer.models import Model
+    from jaxinfer.state import KvWindowPolicy
 
 
 def load(
@@ -29,6 +31,11 @@ def load(
         architecture or rope type; the message names the file.
       ModelNotPulledError: a known model that is not in the cache: `jaxinfer pull` fetches it.
     """
+    # Imported here: these import jax, which the rest of this package does without.
+    from jaxinfer.config import DTYPES
+    from jaxinfer.models import Model, WeightsError, assemble_params, family_of
+    from jaxinfer.state import KvWindowPolicy
+
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"load(dtype=...) must be one of {DTYPES} or None; got {dtype!r}")
     path = resolve(name_or_path)

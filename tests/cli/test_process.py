@@ -1,12 +1,14 @@
 """The command as a process of its own: help, signals, pipes, and the settings that only a process gets."""
 
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from tests.cli.tiny_directory import start, write_model
+from jaxinfer.cli.start_up import _has_huge_pages
+from tests.cli.tiny_directory import ROOT, start, write_model
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and pipes are POSIX ones")
 
@@ -84,3 +86,17 @@ def test_a_closed_stdout_is_a_failure_at_once(cache):
         _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1
     assert err == b"jaxinfer: error: standard output is closed\n"
+
+
+def test_a_command_restarts_itself_once_with_huge_pages(cache):
+    """As seen from its environment, read by the command that would run next: it reports a wrong model."""
+    script = (
+        "import os, sys; from jaxinfer.cli import main; code = main(); "
+        "print(os.environ.get('GLIBC_TUNABLES')); sys.exit(code)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAXINFER_CACHE": str(cache), "JAX_PLATFORMS": "cpu"}
+    environment.pop("GLIBC_TUNABLES", None)
+    command = [sys.executable, "-c", script, "info", "--model", "nowhere"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert ran.returncode == 2
+    assert ran.stdout.strip() == ("glibc.malloc.hugetlb=1" if _has_huge_pages() else "None")
