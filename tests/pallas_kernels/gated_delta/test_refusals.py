@@ -35,7 +35,7 @@ def arrays(q_len=3, **changes):
         ("checkpoint_columns", jnp.asarray([[4], [0]], jnp.int32)),
         ("checkpoint_columns", jnp.asarray([[-2], [0]], jnp.int32)),
     ],
-    ids=str,
+    ids=lambda x: f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") else x,
 )
 def test_an_argument_that_does_not_fit_is_named(argument, value):
     with pytest.raises(ValueError, match=rf"gated_delta_chunk\(.*{argument}=.*got"):
