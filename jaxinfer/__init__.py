@@ -8,4 +8,4 @@ from jaxinfer.exports import LazyExports as _LazyExports
 
 __getattr__ = _LazyExports(__name__)
 __dir__ = __getattr__.names
-__all__ = __dir__()
+__all__ = __dir__()  # pyright: ignore[reportUnsupportedDunderAll] - it reads the stub

@@ -45,7 +45,7 @@ def last_question_start(model: Model, messages: Sequence[Message], ids: Sequence
     0 where the template does not render the earlier messages to the beginning of the same text.
     """
     try:
-        head = model.chat_template.render(messages[:-1], add_generation_prompt=False)
+        head = rendered(model, messages[:-1], add_generation_prompt=False)
     except ValueError:  # a template may refuse a conversation that ends there
         return 0
     text = rendered(model, messages)
@@ -57,6 +57,7 @@ def last_question_start(model: Model, messages: Sequence[Message], ids: Sequence
     return start if start > 0 and list(ids[start:]) == tail else 0
 
 
-def rendered(model: Model, messages: Sequence[Message]) -> str:
-    """Returns the text of a conversation, with what introduces the answer."""
-    return model.chat_template.render(messages, add_generation_prompt=True)
+def rendered(model: Model, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    """Returns the text of a conversation, with what introduces the answer unless that is turned off."""
+    assert model.chat_template is not None  # held by ChatSession
+    return model.chat_template.render(messages, add_generation_prompt=add_generation_prompt)

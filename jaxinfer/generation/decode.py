@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -109,7 +110,7 @@ def decode_steps(
         logits, state = forward(
             params, run.token[:, None], run.state, config=config, inputs=StepInputs(lengths=lengths)
         )
-        run, block = _sample_next(run.replace(state=state), logits, block, index)
+        run, block = _sample_next(dataclasses.replace(run, state=state), logits, block, index)
         return index + 1, run, block
 
     block = _empty_block(run.token.shape[0], MAX_STEPS, num_top)
@@ -137,7 +138,7 @@ def _sample_next(
             for array, column in zip(block, columns, strict=True)
         )
     )
-    run = run.replace(token=token, count=count, finished=run.finished | ended, seen=seen)
+    run = dataclasses.replace(run, token=token, count=count, finished=run.finished | ended, seen=seen)
     return run, block
 
 

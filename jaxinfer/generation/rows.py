@@ -163,14 +163,14 @@ def continue_rows(
     run, block = first_token(logits, state, limit, eos, sampling, seen, num_top=num_top)
     steps = 1
     while True:
-        host_block = TokenBlock(*(np.asarray(array) for array in block))
+        host_block: TokenBlock = jax.device_get(block)
         for answer in answers:
             answer.extend(host_block, stream)
         done = np.array([answer.finish_reason is not None for answer in answers])
         if done.all():
             return run, answers
         if options.stop:  # the device knows nothing of stop strings
-            run = run.replace(finished=run.finished | done)
+            run = dataclasses.replace(run, finished=run.finished | done)
         block = None  # its buffers are not needed while the next call runs
         steps = MAX_STEPS if stream is None else min(2 * steps, _STREAMED_STEPS)
         run, block = decode_steps(model.params, run, np.int32(steps), config=model.config, num_top=num_top)

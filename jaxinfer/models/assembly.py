@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.config import ModelConfig
 from jaxinfer.models import stored_weights
 from jaxinfer.models.family import Family
-from jaxinfer.models.params import DecoderParams, param_shapes
+from jaxinfer.models.params import DecoderParams, leaf, param_shapes
 from jaxinfer.models.stored_weights import Put, StoredWeight, Tensors
 from jaxinfer.nn import AttentionParams, BlockParams, MlpParams, MoeParams
 
@@ -33,7 +35,7 @@ def assemble_params(config: ModelConfig, family: Family, tensors: Tensors) -> De
     recipe, shapes = _recipe(config, reader), param_shapes(config)
     stored_head = config.tie_embeddings and reader.head in tensors.names()
     if stored_head:
-        recipe = recipe.replace(lm_head=_head(config, reader))
+        recipe = dataclasses.replace(recipe, lm_head=_head(config, reader))
     stored_weights.check(
         recipe,
         tensors,
@@ -43,9 +45,9 @@ def assemble_params(config: ModelConfig, family: Family, tensors: Tensors) -> De
     )
     if stored_head:
         if reader.repeats_embedding():
-            recipe = recipe.replace(lm_head=None)
+            recipe = dataclasses.replace(recipe, lm_head=None)
         else:
-            shapes = shapes.replace(lm_head=shapes.embedding)
+            shapes = dataclasses.replace(shapes, lm_head=shapes.embedding)
             _logger.warning(
                 "%s: its config ties the head to the embedding, but %s differs from it and is used",
                 tensors.description,
@@ -55,7 +57,7 @@ def assemble_params(config: ModelConfig, family: Family, tensors: Tensors) -> De
 
 
 class _Reader:
-    """The tensors of one checkpoint under one prefix."""
+    """The tensors of one checkpoint under one prefix, as leaves of a recipe."""
 
     def __init__(self, config: ModelConfig, family: Family, tensors: Tensors):
         self.config, self.tensors, self.names = config, tensors, tensors.names()
@@ -64,14 +66,14 @@ class _Reader:
         self.head = next((head for head in _HEADS if head in self.names), _HEADS[0])
         self.scale_offset = 0.0 if tensors.norm_scales_include_one else family.norm_scale_offset
 
-    def weight(self, name: str, *shape: int) -> StoredWeight:
-        return StoredWeight(self.tensors, (self.prefix + name,), (shape,))
+    def weight(self, name: str, *shape: int) -> jax.Array:
+        return leaf(StoredWeight(self.tensors, (self.prefix + name,), (shape,)))
 
-    def weights(self, names: list[str], shapes: list[tuple[int, ...]], put: Put) -> StoredWeight:
-        return StoredWeight(self.tensors, [self.prefix + name for name in names], shapes, put=put)
+    def weights(self, names: list[str], shapes: list[tuple[int, ...]], put: Put) -> jax.Array:
+        return leaf(StoredWeight(self.tensors, [self.prefix + name for name in names], shapes, put=put))
 
-    def scale(self, name: str, size: int) -> StoredWeight:
-        return StoredWeight(self.tensors, (self.prefix + name,), ((size,),), offset=self.scale_offset)
+    def scale(self, name: str, size: int) -> jax.Array:
+        return leaf(StoredWeight(self.tensors, (self.prefix + name,), ((size,),), offset=self.scale_offset))
 
     def repeats_embedding(self) -> bool:
         """True when the stored head is the embedding once more, in the model's dtype."""
@@ -80,11 +82,12 @@ class _Reader:
         return np.array_equal(embedding, head)
 
 
-def _head(config: ModelConfig, reader: _Reader) -> StoredWeight:
-    return StoredWeight(reader.tensors, (reader.head,), ((config.vocab_size, config.embed_dim),))
+def _head(config: ModelConfig, reader: _Reader) -> jax.Array:
+    return leaf(StoredWeight(reader.tensors, (reader.head,), ((config.vocab_size, config.embed_dim),)))
 
 
 def _recipe(config: ModelConfig, reader: _Reader) -> DecoderParams:
+    """Returns the params of `config` with `StoredWeight` leaves."""
     return DecoderParams(
         embedding=reader.weight("embed_tokens.weight", config.vocab_size, config.embed_dim),
         layers=tuple(_block(config, reader, index) for index in range(len(config.layers))),
@@ -96,7 +99,7 @@ def _recipe(config: ModelConfig, reader: _Reader) -> DecoderParams:
 def _block(config: ModelConfig, reader: _Reader, index: int) -> BlockParams:
     layer = f"layers.{index}."
 
-    def scale(name: str) -> StoredWeight:
+    def scale(name: str) -> jax.Array:
         return reader.scale(f"{layer}{name}.weight", config.embed_dim)
 
     # With norms on both sides of a part, the name that others give the second input norm means the first

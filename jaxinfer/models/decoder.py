@@ -7,7 +7,9 @@ logits NaN.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from typing import TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +17,38 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxinfer.config import ModelConfig, RopeConfig
-from jaxinfer.models.inputs import Aux, LogitsMode, StepInputs, check_call
+from jaxinfer.models.inputs import Aux, GivenLogits, LogitsMode, StepInputs, check_call
 from jaxinfer.models.params import DecoderParams
 from jaxinfer.nn import block
-from jaxinfer.ops import embed, linear, rms_norm, rope_tables
+from jaxinfer.ops import AttentionImplementation, embed, linear, rms_norm, rope_tables
 from jaxinfer.state import Checkpoint, DecodeState, Status, Step, make_step
 
+# A step from a state gives a state, one from nothing gives nothing.
+_State = TypeVar("_State", bound=DecodeState | None)
 
+
+@overload
+def forward(
+    params: DecoderParams,
+    tokens: ArrayLike,
+    state: _State = None,
+    *,
+    config: ModelConfig,
+    inputs: StepInputs | None = None,
+    logits: GivenLogits = "last",
+    implementation: AttentionImplementation | None = None,
+) -> tuple[jax.Array, _State]: ...
+@overload
+def forward(
+    params: DecoderParams,
+    tokens: ArrayLike,
+    state: _State = None,
+    *,
+    config: ModelConfig,
+    inputs: StepInputs | None = None,
+    logits: LogitsMode,
+    implementation: AttentionImplementation | None = None,
+) -> tuple[jax.Array | None, _State]: ...
 def forward(
     params: DecoderParams,
     tokens: ArrayLike,
@@ -30,7 +57,7 @@ def forward(
     config: ModelConfig,
     inputs: StepInputs | None = None,
     logits: LogitsMode = "last",
-    implementation: str | None = None,
+    implementation: AttentionImplementation | None = None,
 ) -> tuple[jax.Array | None, DecodeState | None]:
     """Returns (logits float32, the state after the tokens); the state that came in stays valid.
 
@@ -59,6 +86,28 @@ def forward(
     return out, state
 
 
+@overload
+def forward_with_aux(
+    params: DecoderParams,
+    tokens: ArrayLike,
+    state: _State = None,
+    *,
+    config: ModelConfig,
+    inputs: StepInputs | None = None,
+    logits: GivenLogits = "last",
+    implementation: AttentionImplementation | None = None,
+) -> tuple[jax.Array, _State, Aux]: ...
+@overload
+def forward_with_aux(
+    params: DecoderParams,
+    tokens: ArrayLike,
+    state: _State = None,
+    *,
+    config: ModelConfig,
+    inputs: StepInputs | None = None,
+    logits: LogitsMode,
+    implementation: AttentionImplementation | None = None,
+) -> tuple[jax.Array | None, _State, Aux]: ...
 def forward_with_aux(
     params: DecoderParams,
     tokens: ArrayLike,
@@ -67,7 +116,7 @@ def forward_with_aux(
     config: ModelConfig,
     inputs: StepInputs | None = None,
     logits: LogitsMode = "last",
-    implementation: str | None = None,
+    implementation: AttentionImplementation | None = None,
 ) -> tuple[jax.Array | None, DecodeState | None, Aux]:
     """Returns (logits, state, `Aux`): what `forward` does, and what a step can tell beside it.
 
@@ -99,7 +148,7 @@ def _forward(
     *,
     config: ModelConfig,
     logits: LogitsMode,
-    implementation: str | None,
+    implementation: AttentionImplementation | None,
 ) -> tuple[jax.Array | None, DecodeState | None, Aux]:
     batch, q_len = tokens.shape
     start = jnp.zeros(batch, jnp.int32) if state is None else state.length
@@ -114,7 +163,7 @@ def _forward(
     )
     if inputs.checkpoint_at is not None:
         reached = jnp.clip(inputs.checkpoint_at, step.start[:, None], step.end[:, None])
-        step = step.replace(checkpoint_at=reached)
+        step = dataclasses.replace(step, checkpoint_at=reached)
     status = _step_status(tokens, step, lengths, state, inputs, config)
     ropes = _rope_tables(config, step, state, inputs, q_len)
     x = _embed(params, tokens, inputs, config)
@@ -151,6 +200,7 @@ def _embed(params: DecoderParams, tokens: jax.Array, inputs: StepInputs, config:
         # The scale is rounded as the weights are: bfloat16 models were trained with the rounded one.
         x = x * jnp.sqrt(jnp.float32(config.embed_dim)).astype(config.dtype).astype(jnp.float32)
     if inputs.embeddings is not None:
+        assert inputs.embedding_mask is not None  # held by check_call
         x = jnp.where(inputs.embedding_mask[..., None], inputs.embeddings.astype(jnp.float32), x)
     return x
 
@@ -201,7 +251,8 @@ def _next_state(
         position = jnp.where(real, position, columns.shape[1])
         columns = columns.at[row, position].set(inputs.is_image, mode="drop")
     rope_delta, image_end = _rope_memory(state, step, inputs, step.end)
-    return state.replace(
+    return dataclasses.replace(
+        state,
         layers=layers,
         length=step.end,
         status=status,
@@ -215,6 +266,7 @@ def _checkpoint(
     state: DecodeState, after: DecodeState, step: Step, inputs: StepInputs, index: int, layers: tuple
 ) -> Checkpoint:
     """Returns the checkpoint at column `index` of `checkpoint_at`, of a step from `state` to `after`."""
+    assert inputs.checkpoint_at is not None  # `index` is one of its columns
     asked, reached = inputs.checkpoint_at[:, index], step.checkpoint_lengths[index]
     valid = (asked == reached) & ~after.cuts_image_run(reached)
     rope_delta, image_end = _rope_memory(state, step, inputs, reached)
@@ -266,6 +318,7 @@ def _logits(
     if mode == "last":
         x = jnp.take_along_axis(x, jnp.maximum(step.lengths - 1, 0)[:, None, None], axis=1)
     elif mode == "columns":
+        assert inputs.logit_columns is not None  # held by check_call
         x = jnp.take_along_axis(x, inputs.logit_columns[:, :, None], axis=1)
     x = rms_norm(x, params.final_norm, config.norm_eps)
     out = linear(x, params.embedding if params.lm_head is None else params.lm_head)

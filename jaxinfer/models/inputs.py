@@ -13,6 +13,7 @@ from jaxinfer.config import ModelConfig
 from jaxinfer.state import Checkpoint, DecodeState, known
 
 LogitsMode = Literal["last", "all", "none", "columns"]
+GivenLogits = Literal["last", "all", "columns"]  # the modes that do give logits
 
 
 @flax.struct.dataclass
@@ -58,7 +59,7 @@ class Aux:
 
 
 def check_call(
-    tokens: jax.Array,
+    tokens: jax.Array | np.ndarray,
     state: DecodeState | None,
     inputs: StepInputs,
     logits: str,
@@ -136,7 +137,7 @@ def _shape_fits(shape: tuple[int, ...], wanted: tuple[int | str, ...]) -> bool:
 
 
 def _check_values(
-    tokens: jax.Array, state: DecodeState | None, inputs: StepInputs, config: ModelConfig
+    tokens: jax.Array | np.ndarray, state: DecodeState | None, inputs: StepInputs, config: ModelConfig
 ) -> None:
     batch, q_len = tokens.shape
     lengths = np.full(batch, q_len) if inputs.lengths is None else known(inputs.lengths)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -27,6 +30,15 @@ class DecoderParams:
     lm_head: jax.Array | None
 
 
+def leaf(stand_in: object) -> jax.Array:
+    """Returns `stand_in` itself, typed as the array in whose place it stands.
+
+    Params of the same classes also describe weights that do not exist yet: their leaves are then shapes, or
+    the stored tensors to read. Such a pytree is only mapped over, never computed with.
+    """
+    return cast("jax.Array", stand_in)
+
+
 def param_shapes(config: ModelConfig) -> DecoderParams:
     """Returns the params of `config` with `jax.ShapeDtypeStruct` leaves: for loading, random weights, and
     compiling without weights."""
@@ -40,7 +52,7 @@ def param_shapes(config: ModelConfig) -> DecoderParams:
 
 
 def _block_shapes(config: ModelConfig, layer: LayerConfig) -> BlockParams:
-    def post_norm() -> jax.ShapeDtypeStruct | None:
+    def post_norm() -> jax.Array | None:
         return _scale(config.embed_dim) if config.post_norms else None
 
     return BlockParams(
@@ -82,9 +94,9 @@ def _moe_shapes(config: ModelConfig) -> MoeParams:
     )
 
 
-def _shape_maker(dtype: str):
-    return lambda *shape: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+def _shape_maker(dtype: str) -> Callable[..., jax.Array]:
+    return lambda *shape: leaf(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)))
 
 
-def _scale(size: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((size,), jnp.float32)
+def _scale(size: int) -> jax.Array:
+    return leaf(jax.ShapeDtypeStruct((size,), jnp.float32))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 _logger = logging.getLogger(__name__)
+
+_Params = TypeVar("_Params")  # a pytree; as `recipe` its leaves are `StoredWeight`s
 
 # Buffers that old Llama checkpoints carry along; the config says the same.
 _DERIVED_SUFFIX = ".self_attn.rotary_emb.inv_freq"
@@ -125,7 +127,7 @@ def check(
         )
 
 
-def read(recipe: Any, shapes: Any) -> Any:
+def read(recipe: _Params, shapes: _Params) -> _Params:
     """Returns the arrays of a recipe; `shapes` is the same pytree of `jax.ShapeDtypeStruct`s."""
     leaves, structure = jax.tree.flatten(shapes)
     weights = structure.flatten_up_to(recipe)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.config import LayerConfig, ModelConfig
-from jaxinfer.ops import apply_rope, linear, rms_norm, span_attention
+from jaxinfer.ops import AttentionImplementation, apply_rope, linear, rms_norm, span_attention
 from jaxinfer.state import AttentionState, Rows, Step
 
 RopeTables = tuple[jax.Array, jax.Array]
@@ -41,7 +41,7 @@ def attention(
     *,
     config: ModelConfig,
     layer: LayerConfig,
-    implementation: str | None,
+    implementation: AttentionImplementation | None,
 ) -> tuple[jax.Array, AttentionState | None, tuple[Any, ...]]:
     """Returns (output float32 [B, T, D], the layer's state with this step's rows, what the layer's part of
     each checkpoint at `step.checkpoint_at` holds).
@@ -60,6 +60,8 @@ def attention(
         gate = projected[:, :, :, groups : 2 * groups]
     key, value = projected[:, :, :, -2], projected[:, :, :, -1]
     if config.qk_norm:
+        assert params.q_norm is not None  # params are of `config`
+        assert params.k_norm is not None
         query = rms_norm(query, params.q_norm, config.norm_eps)
         key = rms_norm(key, params.k_norm, config.norm_eps)
     query = apply_rope(query, rope).reshape(batch, q_len, config.num_q_heads, config.head_dim)

@@ -12,7 +12,7 @@ from jaxinfer.config import LayerConfig, ModelConfig
 from jaxinfer.nn.attention import AttentionParams, RopeTables, attention
 from jaxinfer.nn.mlp import MlpParams, mlp
 from jaxinfer.nn.moe import MoeParams, moe
-from jaxinfer.ops import rms_norm
+from jaxinfer.ops import AttentionImplementation, rms_norm
 from jaxinfer.state import AttentionState, Step
 
 
@@ -47,10 +47,11 @@ def block(
     *,
     config: ModelConfig,
     layer: LayerConfig,
-    implementation: str | None,
+    implementation: AttentionImplementation | None,
 ) -> tuple[jax.Array, AttentionState | None, tuple[Any, ...]]:
     """Returns (residual stream float32 [B, T, D] after the layer, the layer's new state, its part of each
     checkpoint at `step.checkpoint_at`)."""
+    assert rope is not None  # every layer with attention has a rope: held by ModelConfig
     mixed, layer_state, saved = attention(
         params.mixer,
         rms_norm(x, params.mixer_norm, config.norm_eps),
@@ -62,13 +63,18 @@ def block(
         implementation=implementation,
     )
     if config.post_norms:
+        assert params.mixer_post_norm is not None  # params are of `config`
         mixed = rms_norm(mixed, params.mixer_post_norm, config.norm_eps)
     x = x + mixed
     normed = rms_norm(x, params.mlp_norm, config.norm_eps)
     if layer.mlp == "moe":
+        assert isinstance(params.mlp, MoeParams)
+        assert config.moe is not None  # held by ModelConfig
         out = moe(params.mlp, normed, config.activation, config.moe)
     else:
+        assert isinstance(params.mlp, MlpParams)
         out = mlp(params.mlp, normed, config.activation)
     if config.post_norms:
+        assert params.mlp_post_norm is not None
         out = rms_norm(out, params.mlp_post_norm, config.norm_eps)
     return x + out, layer_state, saved

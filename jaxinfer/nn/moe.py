@@ -46,6 +46,7 @@ def moe(params: MoeParams, x: jax.Array, activation: str, config: MoeConfig) -> 
         activation=ACTIVATIONS[activation],
     ).reshape(x.shape)
     if params.shared is not None:
+        assert params.shared_gate is not None  # the two go together
         out = out + jax.nn.sigmoid(linear(x, params.shared_gate)) * mlp(params.shared, x, activation)
     return out
 

@@ -1,6 +1,6 @@
 """Operations on arrays: validated, then dispatched to the form that the device runs best."""
 
-from jaxinfer.ops.attention import attention_implementations, span_attention
+from jaxinfer.ops.attention import AttentionImplementation, attention_implementations, span_attention
 from jaxinfer.ops.experts import routed_mlp
 from jaxinfer.ops.linear import embed, linear
 from jaxinfer.ops.norms import rms_norm
@@ -8,6 +8,7 @@ from jaxinfer.ops.platform import target_platform
 from jaxinfer.ops.rope import apply_rope, inverse_frequencies, rope_tables
 
 __all__ = [
+    "AttentionImplementation",
     "apply_rope",
     "attention_implementations",
     "embed",

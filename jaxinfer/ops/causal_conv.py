@@ -40,7 +40,8 @@ def causal_conv(
         x = jnp.where(real[..., None], x, 0)
     columns = jnp.concatenate([jnp.swapaxes(history, 1, 2), x.astype(history.dtype)], axis=1)
     taps = weight.astype(jnp.float32)
-    output = sum(columns[:, j : j + q_len].astype(jnp.float32) * taps[:, j] for j in range(width))
+    terms = (columns[:, j : j + q_len].astype(jnp.float32) * taps[:, j] for j in range(width))
+    output = sum(terms, start=jnp.float32(0))
     if lengths is None:
         kept = columns[:, q_len:]
     else:

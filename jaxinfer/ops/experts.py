@@ -235,7 +235,8 @@ def _blocked(
 
 def _summed(pairs: jax.Array, rank: jax.Array, weights: jax.Array) -> jax.Array:
     """Each row's pairs, weighted and summed: [N, D]."""
-    return sum(pairs[rank[:, j]] * weights[:, j, None] for j in range(rank.shape[1]))
+    terms = (pairs[rank[:, j]] * weights[:, j, None] for j in range(rank.shape[1]))
+    return sum(terms, start=jnp.float32(0))
 
 
 def _blocked_backward(form, x, gate_up, down, expert_ids, weights, out_grad):

@@ -6,6 +6,7 @@ evicts needs the window - 1 rows that the next query can read, a recurrent layer
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -74,7 +75,9 @@ def restore(state: DecodeState, checkpoint: Checkpoint) -> DecodeState:
     """
     _check_layout(state, checkpoint)
     # Layers stay outside jit, which copies what passes through: most of them are kept as they are.
-    rest, allowed = _restore_rest(state.replace(layers=()), checkpoint.replace(layers=()))
+    rest, allowed = _restore_rest(
+        dataclasses.replace(state, layers=()), dataclasses.replace(checkpoint, layers=())
+    )
     allowed_known = known(allowed)
     if allowed_known is not None and not allowed_known.all():
         row = int(np.flatnonzero(~allowed_known)[0])
@@ -92,7 +95,7 @@ def restore(state: DecodeState, checkpoint: Checkpoint) -> DecodeState:
         layer.restore(saved, rest.length, allowed)
         for layer, saved in zip(state.layers, checkpoint.layers, strict=True)
     )
-    return rest.replace(layers=layers)
+    return dataclasses.replace(rest, layers=layers)
 
 
 @jax.jit
@@ -101,9 +104,12 @@ def _restore_rest(state: DecodeState, checkpoint: Checkpoint) -> tuple[DecodeSta
     allowed = checkpoint.valid & (checkpoint.length <= state.length)
 
     def chosen(saved: jax.Array | None, current: jax.Array | None) -> jax.Array | None:
-        return None if saved is None else jnp.where(allowed, saved, current)
+        if saved is None or current is None:  # both or neither: the layouts agree
+            return None
+        return jnp.where(allowed, saved, current)
 
-    restored = state.replace(
+    restored = dataclasses.replace(
+        state,
         rope_delta=chosen(checkpoint.rope_delta, state.rope_delta),
         image_end=chosen(checkpoint.image_end, state.image_end),
     )

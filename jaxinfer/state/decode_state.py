@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -51,7 +53,7 @@ class DecodeState:
         """Whether the last column was an image column, bool [B]; None where `image_columns` is."""
         if self.image_columns is None:
             return None
-        return self._is_image(self.length - 1)
+        return _flag_at(self.image_columns, self.length - 1)
 
     def cuts_image_run(self, length: jax.Array) -> jax.Array:
         """Returns whether the first `length` columns end inside an image run that goes on, bool [B].
@@ -63,7 +65,7 @@ class DecodeState:
         """
         if self.image_columns is None:
             return jnp.zeros(self.batch, bool)
-        return self._is_image(length - 1) & self._is_image(length)
+        return _flag_at(self.image_columns, length - 1) & _flag_at(self.image_columns, length)
 
     def at_length(self, length: jax.Array, *, refused: jax.Array) -> DecodeState:
         """Returns the state cut to `length` columns a row, rows where `refused` marked `BAD_ROLLBACK`.
@@ -77,13 +79,14 @@ class DecodeState:
         if columns is not None:
             columns &= jnp.arange(columns.shape[1]) < length[:, None]
         status = self.status | jnp.where(refused, int(Status.BAD_ROLLBACK), 0)
-        return self.replace(length=length, status=status, image_columns=columns)
+        return dataclasses.replace(self, length=length, status=status, image_columns=columns)
 
-    def _is_image(self, position: jax.Array) -> jax.Array:
-        """Returns whether a position holds an image column, bool [B]; False outside the state."""
-        index = jnp.clip(position, 0, self.image_columns.shape[1] - 1)
-        flag = jnp.take_along_axis(self.image_columns, index[:, None], axis=1)[:, 0]
-        return flag & (position == index)
+
+def _flag_at(image_columns: jax.Array, position: jax.Array) -> jax.Array:
+    """Returns whether a position holds an image column, bool [B]; False outside the state."""
+    index = jnp.clip(position, 0, image_columns.shape[1] - 1)
+    flag = jnp.take_along_axis(image_columns, index[:, None], axis=1)[:, 0]
+    return flag & (position == index)
 
 
 def init_state(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,12 +52,12 @@ def truncate(state: DecodeState, length: int | jax.Array | np.ndarray) -> Decode
         )
     target = _as_target(length, state.batch)
     # Layers need no change, and stay outside jit, which copies what passes through.
-    rest, refused = _truncate_rest(state.replace(layers=()), target, floor)
+    rest, refused = _truncate_rest(dataclasses.replace(state, layers=()), target, floor)
     bad = known(refused)
     if bad is not None and bad.any():
         row = int(np.flatnonzero(bad)[0])
         raise ValueError(_refusal(row, *(int(np.asarray(x)[row]) for x in (target, floor, state.length))))
-    return rest.replace(layers=state.layers)
+    return dataclasses.replace(rest, layers=state.layers)
 
 
 @jax.jit
@@ -67,14 +69,15 @@ def _truncate_rest(state: DecodeState, target: jax.Array, floor: jax.Array) -> t
 
 def _as_target(length: int | jax.Array | np.ndarray, batch: int) -> jax.Array | np.ndarray:
     """Returns `length` as int32 [B]."""
+    got: object = length
     if isinstance(length, int | np.integer) and not isinstance(length, bool):
         if abs(length) < 2**31:
             return np.full(batch, length, np.int32)
     elif isinstance(length, jax.Array | np.ndarray):
         if jnp.issubdtype(length.dtype, jnp.integer) and length.shape in ((), (batch,)):
             return jnp.broadcast_to(jnp.asarray(length, jnp.int32), (batch,))
-        length = f"{length.dtype} {length.shape}"
-    raise ValueError(f"truncate(length=...) must be an int or int32 [{batch}]; got {length}")
+        got = f"{length.dtype} {length.shape}"
+    raise ValueError(f"truncate(length=...) must be an int or int32 [{batch}]; got {got}")
 
 
 def _refusal(row: int, target: int, floor: int, length: int) -> str:

@@ -6,6 +6,8 @@ rows behind the resident ones and attends; only then are rows evicted, by moving
 
 from __future__ import annotations
 
+import dataclasses
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -64,7 +66,7 @@ class WindowedKV:
             room = jnp.pad(buffer, ((0, 0), (0, 0), (0, extra), (0, 0)))
             return write_rows(room, new, row, step.lengths)
 
-        written = self.replace(key=append(self.key, key), value=append(self.value, value))
+        written = dataclasses.replace(self, key=append(self.key, key), value=append(self.value, value))
         base = self.base[:, None]
         # Nothing below the base is ever in a span that a query may read: max() only keeps empty spans and
         # spans that a caller widened inside the buffer.
@@ -94,7 +96,7 @@ class WindowedKV:
                 lambda rows: rows,
                 (self.key, self.value),
             )
-        return self.replace(key=key, value=value, base=self.base + shift)
+        return dataclasses.replace(self, key=key, value=value, base=self.base + shift)
 
     def rollback_floor(self) -> jax.Array:
         """Returns the least length before which min(length, window - 1) rows are resident, int32 [B].
@@ -122,7 +124,8 @@ class WindowedKV:
             rows = jnp.where(allowed[:, None, None, None], rows, front)
             return lax.dynamic_update_slice(buffer, rows, (0, 0, 0, 0))
 
-        return self.replace(
+        return dataclasses.replace(
+            self,
             key=replaced(self.key, saved.key),
             value=replaced(self.value, saved.value),
             base=jnp.where(allowed, self._first_row(length), self.base),

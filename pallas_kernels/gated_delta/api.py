@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from pallas_kernels.gated_delta.reference import checkpoints_before_scan, gated_delta_reference
 from pallas_kernels.gated_delta.xla import gated_delta_chunk_xla, gated_delta_step_xla
@@ -183,7 +184,7 @@ def _check_columns(columns: jax.Array | None, shape: tuple[int, ...]) -> None:
     if columns.ndim != 2:
         raise ValueError(f"{name}(checkpoint_columns=...) must be int32 [B, k]; got {columns.shape}")
     _check(name, "checkpoint_columns", columns, "[B, k]", (shape[0], columns.shape[1]), (_INT32,))
-    if isinstance(columns, jax.core.Tracer):
+    if isinstance(columns, Tracer):
         return
     known = np.asarray(columns)
     if np.any((known < -1) | (known > shape[1])):

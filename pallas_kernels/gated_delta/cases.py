@@ -46,7 +46,9 @@ class Case:
         beta = rng.uniform(*self.beta, gates)
         state = rng.standard_normal((self.batch, self.num_value_heads, self.key_dim, self.value_dim))
         dtype = ml_dtypes.bfloat16 if self.dtype == "bfloat16" else np.float32
-        arrays = {name: x.astype(dtype) for name, x in zip(_INPUTS, (query, key, value, beta), strict=True)}
+        arrays: dict[str, Any] = {
+            name: x.astype(dtype) for name, x in zip(_INPUTS, (query, key, value, beta), strict=True)
+        }
         with np.errstate(divide="ignore"):  # a decay of 0 is a log decay of -inf
             arrays["log_decay"] = np.log(decay).astype(np.float32)
         arrays["initial_state"] = (self.value_scale * state).astype(np.float32)

@@ -147,8 +147,8 @@ def _save(saved: jax.Array, columns: jax.Array, state: jax.Array, writes: _Write
         row, slot = pair // slots, pair % slots
 
         def save(saved):
-            own = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, row), (state, writes))
-            after = _apart(_state_after(*own, columns[row, slot] - 1), writes.value.shape[2])
+            own_state, own_writes = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, row), (state, writes))
+            after = _apart(_state_after(own_state, own_writes, columns[row, slot] - 1), writes.value.shape[2])
             return saved.at[row, slot].set(after.reshape(saved.shape[2:]))
 
         return lax.cond(reached[row, slot], save, lambda saved: saved, saved)

@@ -68,7 +68,8 @@ class Case:
                 unread = ~mask[b].any(axis=0)
                 array[b][:, unread] = np.resize(garbage, unread.sum())[:, None]
         sinks = draw.normal(size=self.num_q_heads).astype(np.float32) if self.has_sinks else None
-        return Inputs(*(x.astype(np.float32) for x in (query, key, value)), lo, hi, sinks)
+        query, key, value = (x.astype(np.float32) for x in (query, key, value))
+        return Inputs(query, key, value, lo, hi, sinks)
 
 
 def _per_row(lo, hi, case: Case) -> tuple[np.ndarray, np.ndarray]:

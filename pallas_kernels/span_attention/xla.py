@@ -248,8 +248,11 @@ def _backward(static, query, key, value, lo, hi, lse, delta, d_out):
     def row_gradients(row):
         def tile(gradients, index):
             lo, hi = read_lo(row, index), read_hi(row, index)
-            tile_of = [_by_kv_head(read(row, index), num_kv_heads, reads=lo <= hi) for read in readers]
-            d_queries, *gradients = _walk_back(static, *tile_of, lo, hi, key, value, row, gradients)
+            tile_of = (_by_kv_head(read(row, index), num_kv_heads, reads=lo <= hi) for read in readers)
+            queries, d_out, lse, delta = tile_of
+            d_queries, *gradients = _walk_back(
+                static, queries, d_out, lse, delta, lo, hi, key, value, row, gradients
+            )
             return tuple(gradients), _by_query(d_queries)
 
         zeros = jnp.zeros((num_kv_heads, kv_len, head_dim), jnp.float32)
