@@ -71,6 +71,7 @@ def test_real_prompts_have_the_same_token_ids(real):
         assert ids == oracle.ids.tolist()
 
 
+@pytest.mark.slow
 def test_real_logits_agree(real):
     model, oracles = real
     for oracle in oracles:
@@ -89,6 +90,7 @@ def test_real_logits_agree(real):
         np.testing.assert_array_equal(argmax, oracle.argmax_ids[oracle.positions][decided])
 
 
+@pytest.mark.slow
 def test_real_greedy_tokens_agree(real):
     model, oracles = real
     rows = [oracle.ids.tolist() for oracle in oracles]
