@@ -96,12 +96,14 @@ class GgufSource:
         tensor = self.file.tensors[self._raw_name(name)]
         order = self._row_order(name, tensor.shape)
         try:
-            return self._expanded(tensor, order, dtype)
+            values = self._expanded(tensor, order, dtype)
         except NotImplementedError:
             raise CheckpointError(
                 f"{self.description}: tensor {tensor.name!r} is stored as {tensor.kind.name}, "
                 "which cannot be read"
             ) from None
+        self.file.mapped.let_go(self.file.tensor_rows(tensor))
+        return values
 
     def _expanded(self, tensor: GgufTensor, order: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
         stored = self.file.tensor_rows(tensor)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import mmap
 import struct
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from jaxinfer.loading.mapped_file import MappedFile
 from jaxinfer.loading.tensor_source import CheckpointError
 
 MAGIC = b"GGUF"
@@ -58,18 +58,18 @@ class GgufTensor:
 class GgufFile:
     """A checked GGUF file. `metadata` values are int, float, bool, str, list[str] or numpy arrays.
 
-    `data` is the whole file as read-only uint8, mapped into memory.
+    `mapped` is the whole file.
     """
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    data: np.ndarray
+    mapped: MappedFile
 
     def tensor_rows(self, tensor: GgufTensor) -> np.ndarray:
         """The tensor's stored bytes, uint8 [rows, bytes a row], without a copy."""
         rows = math.prod(tensor.shape[:-1])
-        stored = self.data[tensor.offset : tensor.offset + tensor.num_bytes]
+        stored = self.mapped.data[tensor.offset : tensor.offset + tensor.num_bytes]
         return stored.reshape(rows, tensor.num_bytes // rows)
 
 
@@ -87,17 +87,18 @@ def read_gguf(path: str | Path) -> GgufFile:
         size = file.seek(0, 2)
         if size == 0:
             raise CheckpointError(f"{path}: is empty, not a GGUF file")
-        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    return _Cursor(path, data).parse()
+        mapped = MappedFile(file)
+    return _Cursor(path, mapped).parse()
 
 
 class _Cursor:
     """Reads the header front to back; every read is held against the file's end first."""
 
-    def __init__(self, path: Path, data: np.ndarray):
+    def __init__(self, path: Path, mapped: MappedFile):
         self.path = path
-        self.data = data
-        self.raw = data.data
+        self.mapped = mapped
+        self.data = mapped.data
+        self.raw = self.data.data
         self.pos = 0
         self.where = "the header"
 
@@ -117,7 +118,7 @@ class _Cursor:
             if entry.name in tensors:
                 raise self._error(f"tensor {entry.name!r} is listed twice")
             tensors[entry.name] = self._placed(entry, base, alignment)
-        return GgufFile(self.path, metadata, tensors, self.data)
+        return GgufFile(self.path, metadata, tensors, self.mapped)
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {problem}")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import mmap
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from jaxinfer.loading.mapped_file import MappedFile
 from jaxinfer.loading.tensor_source import CheckpointError, checked_dtype, read_by_row_blocks
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -44,7 +44,8 @@ class _Tensor:
     path: Path
     kind: str
     shape: tuple[int, ...]
-    data: np.ndarray  # uint8, mapped
+    data: np.ndarray  # uint8, a part of `mapped`
+    mapped: MappedFile
 
 
 class SafetensorsSource:
@@ -106,6 +107,7 @@ class SafetensorsSource:
         rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
         values = tensor.data.view(_DTYPES[tensor.kind]).reshape(rows, -1)
         flat = read_by_row_blocks(values.shape, dtype, lambda start, end: values[start:end])
+        tensor.mapped.let_go(tensor.data)
         return flat.reshape(tensor.shape)
 
     def _tensor(self, name: str) -> _Tensor:
@@ -133,7 +135,8 @@ def _read_header(path: Path) -> dict[str, _Tensor]:
         size = file.seek(0, 2)
         if size < 8:
             raise CheckpointError(f"{path}: is {size} bytes long, not a safetensors file")
-        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        mapped = MappedFile(file)
+    data = mapped.data
     length = int.from_bytes(data[:8].tobytes(), "little")
     if length > min(_MAX_HEADER_BYTES, size - 8):
         raise CheckpointError(
@@ -149,10 +152,11 @@ def _read_header(path: Path) -> dict[str, _Tensor]:
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: its header is not a JSON object")
     header.pop("__metadata__", None)
-    return {name: _located(path, name, entry, data[8 + length :]) for name, entry in header.items()}
+    return {name: _located(path, name, entry, mapped, 8 + length) for name, entry in header.items()}
 
 
-def _located(path: Path, name: str, entry: Any, data: np.ndarray) -> _Tensor:
+def _located(path: Path, name: str, entry: Any, mapped: MappedFile, data_start: int) -> _Tensor:
+    data = mapped.data[data_start:]
     try:
         kind, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
@@ -173,4 +177,4 @@ def _located(path: Path, name: str, entry: Any, data: np.ndarray) -> _Tensor:
             f"{path}: tensor {name!r} needs data bytes {begin} to {end}, but the file holds {len(data)}: "
             "it is cut short; download it again"
         )
-    return _Tensor(path, kind, shape, data[begin:end])
+    return _Tensor(path, kind, shape, data[begin:end], mapped)
