@@ -127,6 +127,7 @@ def run_turn(
     for logits, state, checkpoints in chunks:  # noqa: B007
         taken += [ring_checkpoint(found) for found in checkpoints if bool(found.valid[0])]
     run, (answer,) = continue_rows(model, logits, state, [ids], options, stream=stream)
+    generation = answer.result()
     # The last token was sampled and not fed; fed, the state stands for the whole answer.
     _, state = prefill(model.params, [answer.sampled_ids[-1:]], run.state, config=config, donate=True)
     seat.store.save(
@@ -137,4 +138,4 @@ def run_turn(
         max_checkpoints=seat.checkpoints,
         taken=taken,
     )
-    return TurnResult(opened.plan, answer.result(), tuple(answer.sampled_ids))
+    return TurnResult(opened.plan, generation, tuple(answer.sampled_ids))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.exit_codes import INTERRUPTED, OK, UsageError
 from jaxinfer.cli.interrupts import in_thread
-from jaxinfer.cli.logprob_report import logprob_records, logprob_table
+from jaxinfer.cli.logprob_report import logprob_table
 from jaxinfer.cli.model_source import add_model_options, load_model
 from jaxinfer.cli.sampling_options import add_sampling_options, sampling_of
 from jaxinfer.cli.terminal import note, render, say, stage, write_json, write_out
@@ -199,6 +199,8 @@ def _record(
         "seed": seed,
     }
     if result is not None and result.logprobs is not None:
+        from jaxinfer.generation.records import logprob_records
+
         record["logprobs"] = logprob_records(model.tokenizer, result.logprobs)
     return record
 

@@ -1,10 +1,10 @@
-"""Log-probabilities of an answer, for people and as JSON."""
+"""Log-probabilities of an answer, for people; `jaxinfer.generation.records` has them as JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,27 +15,12 @@ if TYPE_CHECKING:
 _BAR_WIDTH = 12
 
 
-def logprob_records(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """Returns one JSON object a token; a log-probability of minus infinity is null."""
-    return [
-        {
-            "token_id": entry.token_id,
-            "token": _spelling(tokenizer, entry.token_id),
-            "logprob": _json_number(entry.logprob),
-            "processed_logprob": _json_number(entry.processed_logprob),
-            "top": [
-                {"token_id": index, "token": _spelling(tokenizer, index), "logprob": _json_number(value)}
-                for index, value in entry.top
-            ],
-        }
-        for entry in logprobs
-    ]
-
-
 def logprob_table(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> Table:
     """Returns a table with one row a token: its probability under the model, and the alternatives'."""
     from rich.table import Table
     from rich.text import Text
+
+    from jaxinfer.generation.records import spelling
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("TOKEN")
@@ -46,19 +31,11 @@ def logprob_table(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> Tab
     for entry in logprobs:
         probability = math.exp(entry.logprob)
         bar = "█" * round(probability * _BAR_WIDTH)
-        top = "  ".join(f"{_spelling(tokenizer, i)!r} {math.exp(value):.0%}" for i, value in entry.top)
+        top = "  ".join(f"{spelling(tokenizer, i)!r} {math.exp(value):.0%}" for i, value in entry.top)
         table.add_row(
-            Text(repr(_spelling(tokenizer, entry.token_id))),
+            Text(repr(spelling(tokenizer, entry.token_id))),
             f"{entry.logprob:.3f}",
             f"[cyan]{bar:<{_BAR_WIDTH}}[/cyan] {probability:4.0%}",
             *([Text(top)] if entry.top else []),
         )
     return table
-
-
-def _spelling(tokenizer: Tokenizer, token_id: int) -> str:
-    return tokenizer.decode([token_id], skip_special_tokens=False)
-
-
-def _json_number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

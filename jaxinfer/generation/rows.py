@@ -75,13 +75,27 @@ class StreamChunk:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """How rows are generated; every value checked."""
+class RowOptions:
+    """How one row is generated.
+
+    Attributes:
+      max_new_tokens: the most tokens to generate, at least 1.
+      sampling: how they are chosen.
+      stop: strings that end the row, none of them empty.
+      logprobs: None for none; k >= 0 for each token's and its k most likely alternatives'.
+    """
 
     max_new_tokens: int
-    sampling: tuple[Sampling, ...]
-    stop: tuple[str, ...]
-    logprobs: int | None
+    sampling: Sampling = GREEDY
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How the rows of a call are generated, one entry a row; every value checked."""
+
+    rows: tuple[RowOptions, ...]
     eos_token_ids: tuple[int, ...]
 
     @classmethod
@@ -114,8 +128,18 @@ class Options:
             raise ValueError(f"generate(stop=...) must be strings that are not empty; got {stops!r}")
         for index, row in enumerate(rows):
             _check_row(model, index, row, max_new_tokens)
-        ends = tuple(sorted({*model.config.eos_token_ids, *model.tokenizer.eos_token_ids}))
-        return cls(max_new_tokens, each, stops, logprobs, ends)
+        row_options = tuple(RowOptions(max_new_tokens, one, stops, logprobs) for one in each)
+        return cls(row_options, end_token_ids(model))
+
+    def num_top(self, vocab_size: int) -> int:
+        """Returns how many alternatives to compute for every row: a power of two: few programs."""
+        most = max((row.logprobs or 0 for row in self.rows), default=0)
+        return min(1 << (most - 1).bit_length(), vocab_size) if most else 0
+
+
+def end_token_ids(model: Model) -> tuple[int, ...]:
+    """Returns the ids that end a row: the config's and the tokenizer's."""
+    return tuple(sorted({*model.config.eos_token_ids, *model.tokenizer.eos_token_ids}))
 
 
 def encode_prompts(model: Model, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
@@ -146,30 +170,37 @@ def continue_rows(
     options: Options,
     *,
     stream: Callable[[StreamChunk], None] | None = None,
+    on_tokens: Callable[[int], None] | None = None,
 ) -> tuple[DecodeRun, list[RowAnswer]]:
     """Returns the run after every row has finished, and the answers.
 
     Args:
-      logits: [B, V], after each row's last token; state: that holds those rows, donated.
+      logits: [B, V], after each row's last token; state: that holds those rows, donated. B may exceed the
+        number of rows: the rest is padding, of which nothing is generated.
       rows: the tokens that a repetition penalty counts as seen.
       stream: called with each row's new text after every device call.
+      on_tokens: called with the number of tokens of every device call.
     """
-    num_top = options.logprobs or 0
+    batch, vocab_size = logits.shape
+    padding = batch - len(rows)
+    num_top = options.num_top(vocab_size)
     answers = [RowAnswer(model, row, index, options) for index, row in enumerate(rows)]
     eos = jnp.asarray(options.eos_token_ids or (-1,), jnp.int32)
-    limit = jnp.full(len(rows), options.max_new_tokens, jnp.int32)
-    sampling = stack_sampling(options.sampling)
-    seen = _seen_tokens(rows, options, model.config.vocab_size)
+    limit = jnp.asarray([row.max_new_tokens for row in options.rows] + [0] * padding, jnp.int32)
+    sampling = stack_sampling([row.sampling for row in options.rows] + [GREEDY] * padding)
+    seen = _seen_tokens(rows, options, batch, vocab_size)
     run, block = first_token(logits, state, limit, eos, sampling, seen, num_top=num_top)
     steps = 1
     while True:
         host_block: TokenBlock = jax.device_get(block)
         for answer in answers:
             answer.extend(host_block, stream)
-        done = np.array([answer.finish_reason is not None for answer in answers])
+        if on_tokens is not None:
+            on_tokens(int(host_block.valid.sum()))
+        done = np.array([answer.is_done for answer in answers] + [True] * padding)
         if done.all():
             return run, answers
-        if options.stop:  # the device knows nothing of stop strings
+        if any(row.stop for row in options.rows):  # the device knows nothing of stop strings
             run = dataclasses.replace(run, finished=run.finished | done)
         block = None  # its buffers are not needed while the next call runs
         steps = MAX_STEPS if stream is None else min(2 * steps, _STREAMED_STEPS)
@@ -180,22 +211,29 @@ class RowAnswer:
     """One row's tokens and text as they come; belongs to one call and becomes a `Generation`."""
 
     def __init__(self, model: Model, prompt: Sequence[int], row: int, options: Options):
-        self._text = RowText(model.tokenizer.stream_decoder(), options.stop)
-        self._prompt, self._row, self._options = tuple(prompt), row, options
+        self._options, self._ends = options.rows[row], options.eos_token_ids
+        self._text = RowText(model.tokenizer.stream_decoder(), self._options.stop)
+        self._prompt, self._row = tuple(prompt), row
         self._logprobs: list[TokenLogprob] = []
         self.token_ids: list[int] = []
         self.sampled_ids: list[int] = []  # also what the device sampled after a stop string it knows not of
         self.finish_reason: FinishReason | None = None
+        self.failure: FloatingPointError | None = None  # why the row can get no further
+
+    @property
+    def is_done(self) -> bool:
+        """True when nothing more comes."""
+        return self.finish_reason is not None or self.failure is not None
 
     def extend(self, block: TokenBlock, stream: Callable[[StreamChunk], None] | None) -> None:
         """Takes this row's tokens of a block, up to what ends it, and streams the text they release."""
         self.sampled_ids += block.tokens[self._row, block.valid[self._row]].tolist()
-        if self.finish_reason is not None:
+        if self.is_done:
             return
         before, text = len(self.token_ids), ""
         for column in np.flatnonzero(block.valid[self._row]):
             text += self._take(block, int(column))
-            if self.finish_reason is not None:
+            if self.is_done:
                 text += self._text.finish()
                 break
         if stream is not None and len(self.token_ids) > before:
@@ -204,14 +242,15 @@ class RowAnswer:
     def _take(self, block: TokenBlock, column: int) -> str:
         token = int(block.tokens[self._row, column])
         if token < 0:
-            raise FloatingPointError(
+            self.failure = FloatingPointError(
                 f"row {self._row}: the logits after {len(self.token_ids)} new tokens are not numbers; "
                 "the weights or the inputs hold NaN or infinity"
             )
+            return ""
         self.token_ids.append(token)
         if self._options.logprobs is not None:
-            self._logprobs.append(_token_logprob(block, self._row, column))
-        if token in self._options.eos_token_ids:
+            self._logprobs.append(_token_logprob(block, self._row, column, self._options.logprobs))
+        if token in self._ends:
             self.finish_reason = "stop"
             return ""
         text = self._text.push(token)
@@ -227,7 +266,13 @@ class RowAnswer:
         return self._text.text
 
     def result(self, prompt_logprobs: tuple[float, ...] | None = None) -> Generation:
-        """Returns the finished row."""
+        """Returns the finished row.
+
+        Raises:
+          FloatingPointError: its logits were not numbers.
+        """
+        if self.failure is not None:
+            raise self.failure
         assert self.finish_reason is not None
         return Generation(
             text=self._text.text,
@@ -240,8 +285,9 @@ class RowAnswer:
         )
 
 
-def _token_logprob(block: TokenBlock, row: int, column: int) -> TokenLogprob:
-    top = zip(block.top_ids[row, column].tolist(), block.top_logprobs[row, column].tolist(), strict=True)
+def _token_logprob(block: TokenBlock, row: int, column: int, num_top: int) -> TokenLogprob:
+    ids, values = block.top_ids[row, column, :num_top], block.top_logprobs[row, column, :num_top]
+    top = zip(ids.tolist(), values.tolist(), strict=True)
     return TokenLogprob(
         token_id=int(block.tokens[row, column]),
         logprob=float(block.logprobs[row, column]),
@@ -250,11 +296,13 @@ def _token_logprob(block: TokenBlock, row: int, column: int) -> TokenLogprob:
     )
 
 
-def _seen_tokens(rows: Sequence[Sequence[int]], options: Options, vocab_size: int) -> jax.Array | None:
+def _seen_tokens(
+    rows: Sequence[Sequence[int]], options: Options, batch: int, vocab_size: int
+) -> jax.Array | None:
     """Returns which tokens each row has seen, bool [B, V]; None where no row is penalised for them."""
-    if all(sampling.repetition_penalty in (None, 1.0) for sampling in options.sampling):
+    if all(row.sampling.repetition_penalty in (None, 1.0) for row in options.rows):
         return None
-    seen = np.zeros((len(rows), vocab_size), bool)
+    seen = np.zeros((batch, vocab_size), bool)
     for index, row in enumerate(rows):
         seen[index, np.asarray(row, np.int64)] = True
     return jnp.asarray(seen)

@@ -31,7 +31,9 @@ class ChatTemplate(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str: ...
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
+    ) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,7 +74,7 @@ def _real(sampling: Sampling, field: str) -> float:
     value = getattr(sampling, field)
     try:
         number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if math.isnan(number):
         _refuse(sampling, field, "a number")

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import jaxinfer as ji
-from jaxinfer.generation import plan_prefill_buckets, traces
+from jaxinfer.generation import plan_prefill_buckets, prefill, traces
+from jaxinfer.generation.rows import Options, RowOptions, continue_rows, end_token_ids
 from jaxinfer.testing import tiny_model
 
 MODEL = tiny_model("llama", seed=0)
@@ -168,6 +169,31 @@ def test_weights_that_are_not_numbers_are_an_error():
     )
     with pytest.raises(FloatingPointError, match="row 0: the logits after 0 new tokens are not numbers"):
         ji.generate(broken, "hello", max_new_tokens=3)
+
+
+def test_each_row_has_its_own_options_and_padding_changes_nothing():
+    rows = [MODEL.tokenizer.encode(prompt) for prompt in PROMPTS[:2]]
+    (longer,) = ji.generate(MODEL, [rows[0]], max_new_tokens=9, logprobs=3)
+    (shorter,) = ji.generate(MODEL, [rows[1]], max_new_tokens=4, sampling=ji.Sampling(repetition_penalty=1.5))
+    stop = longer.text[3:5]
+    options = Options(
+        (
+            RowOptions(9, stop=(stop,), logprobs=3),
+            RowOptions(4, ji.Sampling(repetition_penalty=1.5)),
+        ),
+        end_token_ids(MODEL),
+    )
+    state = ji.init_state(MODEL.config, batch=4, capacity=64)
+    logits, state = prefill(MODEL.params, [*rows, (), ()], state, config=MODEL.config, donate=True)
+    counted = []
+    run, answers = continue_rows(MODEL, logits, state, rows, options, on_tokens=counted.append)
+    first, second = (answer.result() for answer in answers)
+    assert first.text == longer.text[: longer.text.index(stop)]
+    assert [len(entry.top) for entry in first.logprobs] == [3] * len(first.token_ids)
+    assert second.token_ids == shorter.token_ids
+    assert second.logprobs is None
+    assert run.count.tolist()[2:] == [0, 0]
+    assert sum(counted) == run.count.sum()
 
 
 def test_compiles_are_bounded_by_the_bucket_plan_and_a_second_pass_compiles_nothing():

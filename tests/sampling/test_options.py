@@ -9,7 +9,7 @@ from jaxinfer.sampling import Sampling, stack_sampling
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("temperature", [-0.1, float("inf"), float("nan"), 1e-50, 1e39, "hot", None, True]),
+        ("temperature", [-0.1, float("inf"), float("nan"), 1e-50, 1e39, 10**400, "hot", None, True]),
         ("top_k", [0, -1, 2.0, 2**31, True]),
         ("top_p", [0, -0.5, 1.01, float("nan"), "most"]),
         ("min_p", [-0.1, 1.01, float("nan")]),
