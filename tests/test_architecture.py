@@ -111,6 +111,14 @@ def test_the_planner_imports_no_arrays():
     assert not {name for name in imports(planner) if name.startswith("jaxinfer.state")}
 
 
+def test_the_files_of_a_batch_job_know_nothing_of_arrays():
+    files = [ROOT / "jaxinfer" / "batch" / f"{name}.py" for name in ("durable", "journal", "lines", "paths")]
+    assert not importing(files, "jax", "numpy", "flax")
+    assert all(
+        name.startswith("jaxinfer.batch") for names in importing(files, "jaxinfer").values() for name in names
+    )
+
+
 def test_a_file_is_named_for_what_it_holds():
     names = {name for path in LIBRARY + KERNELS for name in path.relative_to(ROOT).with_suffix("").parts}
     assert not names & VAGUE_NAMES
