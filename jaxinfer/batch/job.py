@@ -159,10 +159,7 @@ class _Run:
         rows: list[Row] = []
         places: list[int] = []
         for place, request in enumerate(requests):
-            row = request
-            if isinstance(request, Request):
-                limit = self._planner.max_positions
-                row = encode_request(self._model, request, max_positions=limit, now=self._now)
+            row = request if isinstance(request, BadRow) else self._encode(request)
             if isinstance(row, Row):
                 rows.append(row)
                 places.append(place)
@@ -184,6 +181,10 @@ class _Run:
                 rows_done=len(finished.lines), errors=finished.num_errors, tokens=finished.num_tokens
             )
         return lines
+
+    def _encode(self, request: Request) -> Row | BadRow:
+        limit = self._planner.max_positions
+        return encode_request(self._model, request, max_positions=limit, now=self._now)
 
     def _answer_batch(self, rows: list[Row], batch: Batch) -> FinishedBatch:
         before = self._progress
