@@ -68,10 +68,9 @@ def write_random_shards(directory: Path) -> Path:
         weight_map |= dict.fromkeys(part, name)
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (directory / "config.json").write_text(json.dumps(_CONFIG))
-    vocabulary = {f"<{index}>": index for index in range(_VOCAB)}
-    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<0>")).save(
-        str(directory / "tokenizer.json")
-    )
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0}, merges=[]))
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(directory / "tokenizer.json"))
     return directory
 
 
@@ -110,7 +109,7 @@ def measure(model: str, dtype: str | None, repeats: int) -> dict[str, Any]:
     runs = [
         json.loads(
             subprocess.run(
-                command, env=worker_environment("plain"), capture_output=True, text=True, check=True
+                command, env=worker_environment("plain"), stdout=subprocess.PIPE, text=True, check=True
             ).stdout
         )
         for _ in range(repeats)

@@ -90,13 +90,15 @@ class GgufSource:
     def shape(self, name: str) -> tuple[int, ...]:
         return self.file.tensors[self._raw_name(name)].shape
 
-    def read(self, name: str, dtype: np.dtype | type = np.float32) -> np.ndarray:
-        """The tensor, dequantised; float32 [*shape] or bfloat16."""
+    def read(
+        self, name: str, dtype: np.dtype | type = np.float32, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The tensor [*shape], dequantised, in float32 or bfloat16; in `out` where given."""
         dtype = checked_dtype(f"read({name!r}, dtype=...)", dtype)
         tensor = self.file.tensors[self._raw_name(name)]
         order = self._row_order(name, tensor.shape)
         try:
-            values = self._expanded(tensor, order, dtype)
+            values = self._expanded(tensor, order, dtype, out)
         except NotImplementedError:
             raise CheckpointError(
                 f"{self.description}: tensor {tensor.name!r} is stored as {tensor.kind.name}, "
@@ -105,17 +107,18 @@ class GgufSource:
         self.file.mapped.let_go(self.file.tensor_rows(tensor))
         return values
 
-    def _expanded(self, tensor: GgufTensor, order: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
+    def _expanded(
+        self, tensor: GgufTensor, order: np.ndarray | None, dtype: np.dtype, out: np.ndarray | None
+    ) -> np.ndarray:
         stored = self.file.tensor_rows(tensor)
-        if len(tensor.shape) == 1:
-            values = dequantize_rows(stored, tensor.kind).reshape(tensor.shape)
-            return (values if order is None else values[order]).astype(dtype)
+        is_vector = len(tensor.shape) == 1  # stored as one row
 
         def rows_of(start: int, end: int) -> np.ndarray:
-            rows = stored[start:end] if order is None else stored[order[start:end]]
-            return dequantize_rows(rows, tensor.kind)
+            rows = stored[start:end] if order is None or is_vector else stored[order[start:end]]
+            values = dequantize_rows(rows, tensor.kind)
+            return values if order is None or not is_vector else values[:, order]
 
-        flat = read_by_row_blocks((len(stored), tensor.shape[-1]), dtype, rows_of)
+        flat = read_by_row_blocks((len(stored), tensor.shape[-1]), dtype, rows_of, out=out)
         return flat.reshape(tensor.shape)
 
     def _raw_name(self, name: str) -> str:

@@ -95,8 +95,10 @@ class SafetensorsSource:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensor(name).shape
 
-    def read(self, name: str, dtype: np.dtype | type = np.float32) -> np.ndarray:
-        """A new array [*shape] in float32 or bfloat16."""
+    def read(
+        self, name: str, dtype: np.dtype | type = np.float32, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The tensor [*shape] in float32 or bfloat16, in `out` where given."""
         dtype = checked_dtype(f"read({name!r}, dtype=...)", dtype)
         tensor = self._tensor(name)
         if tensor.kind not in _WEIGHTS:
@@ -106,7 +108,7 @@ class SafetensorsSource:
             )
         rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
         values = tensor.data.view(_DTYPES[tensor.kind]).reshape(rows, -1)
-        flat = read_by_row_blocks(values.shape, dtype, lambda start, end: values[start:end])
+        flat = read_by_row_blocks(values.shape, dtype, lambda start, end: values[start:end], out=out)
         tensor.mapped.let_go(tensor.data)
         return flat.reshape(tensor.shape)
 

@@ -52,8 +52,8 @@ class TensorSource(Protocol):
         """The shape of a tensor. CheckpointError when there is none of that name."""
         ...
 
-    def read(self, name: str, dtype: np.dtype | type) -> np.ndarray:
-        """A new array of that tensor in float32 or bfloat16; peak memory is the array and one block."""
+    def read(self, name: str, dtype: np.dtype | type, out: np.ndarray | None = None) -> np.ndarray:
+        """That tensor in float32 or bfloat16, in `out` where given; peak memory is the array and one block."""
         ...
 
 
@@ -66,14 +66,26 @@ def checked_dtype(call: str, dtype: np.dtype | type) -> np.dtype:
 
 
 def read_by_row_blocks(
-    shape: tuple[int, ...], dtype: np.dtype, rows_of: Callable[[int, int], np.ndarray]
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    rows_of: Callable[[int, int], np.ndarray],
+    *,
+    out: np.ndarray | None,
 ) -> np.ndarray:
     """An array [rows, columns] filled from `rows_of(start, end)`, block by block, on several threads.
 
-    `rows_of` returns real rows [end - start, columns]; the cast to `dtype` rounds to nearest even.
+    `rows_of` returns real rows [end - start, columns]; the cast to `dtype` rounds to nearest even. `out` is
+    the array to fill, of any shape with as many elements; None: a new one.
     """
     rows, columns = shape
-    out = np.empty(shape, dtype)
+    if out is None:
+        out = np.empty(shape, dtype)
+    elif out.dtype != dtype or out.size != rows * columns or not out.flags.c_contiguous:
+        raise ValueError(
+            f"read(out=...) must be a C-contiguous {dtype} array of {rows * columns} elements; "
+            f"got {out.dtype} {out.shape}"
+        )
+    out = out.reshape(shape)
     block_rows = max(1, BLOCK_ELEMENTS // columns)
 
     def fill(start: int) -> None:

@@ -7,6 +7,7 @@ names and shapes before anything is read, `read` gives the arrays.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -25,6 +26,8 @@ _DERIVED_SUFFIX = ".self_attn.rotary_emb.inv_freq"
 # Reading is numpy work that frees the interpreter lock; two threads also overlap it with the device copy.
 _READERS = 2
 
+_ALIGNMENT = 64  # bytes, XLA's on a CPU
+
 
 class Tensors(Protocol):
     """The tensors of a checkpoint by Hugging Face name; see `jaxinfer.loading.TensorSource`."""
@@ -35,7 +38,7 @@ class Tensors(Protocol):
     def norm_scales_include_one(self) -> bool: ...
     def names(self) -> frozenset[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
-    def read(self, name: str, dtype: np.dtype | type) -> np.ndarray: ...
+    def read(self, name: str, dtype: np.dtype | type, out: np.ndarray | None = None) -> np.ndarray: ...
 
 
 class WeightsError(ValueError):
@@ -67,15 +70,23 @@ class StoredWeight:
     def read(self, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         """Returns the weight with the leaf's shape and dtype."""
         dtype = np.dtype(leaf.dtype)
+        out = _aligned_empty(leaf.shape, dtype)
         if self.put is None:
-            out = self.tensors.read(self.names[0], dtype).reshape(leaf.shape)
+            self.tensors.read(self.names[0], dtype, out)
         else:
-            out = np.empty(leaf.shape, dtype)
             for index, name in enumerate(self.names):
                 self.put(out, index, self.tensors.read(name, dtype))
         if self.offset:
             out += dtype.type(self.offset)
-        return jnp.asarray(out)
+        return jax.device_put(out)  # on a CPU without a copy: nobody else holds `out`
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns an empty array at an address that a CPU device takes as it is, without copying it."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.__array_interface__["data"][0] % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def stack(out: np.ndarray, index: int, tensor: np.ndarray) -> None:

@@ -166,3 +166,23 @@ def test_a_name_that_is_not_there_and_another_dtype_are_refused(tmp_path):
         source.read("nope", np.float32)
     with pytest.raises(ValueError, match="takes dtype float32 or bfloat16; got float16"):
         source.read("matrix.0", np.float16)
+
+
+def test_a_tensor_is_read_into_the_array_that_is_given(tmp_path):
+    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    safetensors.numpy.save_file({"matrix": values}, tmp_path / "model.safetensors")
+    out = np.zeros((2, 6), np.float32)
+    source = SafetensorsSource(tmp_path)
+    assert np.shares_memory(source.read("matrix", np.float32, out), out)
+    assert np.array_equal(out.reshape(4, 3), values)
+    with pytest.raises(ValueError, match=r"read\(out=.*float32 array of 12 elements; got float32 \(5,\)"):
+        source.read("matrix", np.float32, np.zeros(5, np.float32))
+
+
+def test_a_tensor_can_be_read_again_after_its_pages_were_let_go(tmp_path):
+    values = np.random.default_rng(0).normal(size=(600, 40)).astype(np.float32)
+    safetensors.numpy.save_file({"matrix": values, "other": values + 1}, tmp_path / "model.safetensors")
+    source = SafetensorsSource(tmp_path)
+    for _ in range(2):
+        assert np.array_equal(source.read("matrix"), values)
+        assert np.array_equal(source.read("other"), values + 1)

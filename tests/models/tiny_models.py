@@ -25,8 +25,12 @@ class DictTensors:
     def shape(self, name: str) -> tuple[int, ...]:
         return self.tensors[name].shape
 
-    def read(self, name: str, dtype: np.dtype | type) -> np.ndarray:
-        return self.tensors[name].astype(dtype)
+    def read(self, name: str, dtype: np.dtype | type, out: np.ndarray | None = None) -> np.ndarray:
+        values = self.tensors[name].astype(dtype)
+        if out is None:
+            return values
+        out[:] = values.reshape(out.shape)
+        return out
 
 
 def read_config(name: str) -> ModelConfig:
