@@ -114,9 +114,12 @@ class GgufSource:
         is_vector = len(tensor.shape) == 1  # stored as one row
 
         def rows_of(start: int, end: int) -> np.ndarray:
-            rows = stored[start:end] if order is None or is_vector else stored[order[start:end]]
-            values = dequantize_rows(rows, tensor.kind)
-            return values if order is None or not is_vector else values[:, order]
+            if order is None or is_vector:
+                rows = stored[start:end]
+                values = dequantize_rows(rows, tensor.kind)
+                self.file.mapped.let_go(rows)
+                return values if order is None else values[:, order]
+            return dequantize_rows(stored[order[start:end]], tensor.kind)
 
         flat = read_by_row_blocks((len(stored), tensor.shape[-1]), dtype, rows_of, out=out)
         return flat.reshape(tensor.shape)

@@ -53,7 +53,7 @@ class TensorSource(Protocol):
         ...
 
     def read(self, name: str, dtype: np.dtype | type, out: np.ndarray | None = None) -> np.ndarray:
-        """That tensor in float32 or bfloat16, in `out` where given; peak memory is the array and one block."""
+        """That tensor in float32 or bfloat16, in `out` where given; the peak is the array and one block."""
         ...
 
 

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 _logger = logging.getLogger(__name__)

@@ -170,7 +170,7 @@ def test_a_name_that_is_not_there_and_another_dtype_are_refused(tmp_path):
 
 def test_a_tensor_is_read_into_the_array_that_is_given(tmp_path):
     values = np.arange(12, dtype=np.float32).reshape(4, 3)
-    safetensors.numpy.save_file({"matrix": values}, tmp_path / "model.safetensors")
+    save_file({"matrix": values}, tmp_path / "model.safetensors")
     out = np.zeros((2, 6), np.float32)
     source = SafetensorsSource(tmp_path)
     assert np.shares_memory(source.read("matrix", np.float32, out), out)
@@ -181,7 +181,7 @@ def test_a_tensor_is_read_into_the_array_that_is_given(tmp_path):
 
 def test_a_tensor_can_be_read_again_after_its_pages_were_let_go(tmp_path):
     values = np.random.default_rng(0).normal(size=(600, 40)).astype(np.float32)
-    safetensors.numpy.save_file({"matrix": values, "other": values + 1}, tmp_path / "model.safetensors")
+    save_file({"matrix": values, "other": values + 1}, tmp_path / "model.safetensors")
     source = SafetensorsSource(tmp_path)
     for _ in range(2):
         assert np.array_equal(source.read("matrix"), values)
