@@ -24,6 +24,7 @@ import jax
 
 import jaxinfer as ji
 import jaxinfer.chat.session as session_module
+import jaxinfer.chat.turn as turn_module
 from benchmarks.machine import HUGE_PAGES, ROOT, LoadMeter, machine_record, pin_threads, wait_until_quiet
 from jaxinfer.generation import kv_dtype
 from jaxinfer.generation.prefill import prefill
@@ -59,9 +60,8 @@ class TurnClock:
 def clocked() -> Iterator[TurnClock]:
     """Times the turn that is taken inside."""
     clock = TurnClock()
-    encode, locate, go_on = (
-        getattr(session_module, name) for name in ("prompt_ids", "last_question_start", "continue_rows")
-    )
+    encode, locate = session_module.prompt_ids, session_module.last_question_start
+    go_on = turn_module.continue_rows
 
     def prompt_ids(*args: Any, **options: Any) -> list[int]:
         clock.ids = encode(*args, **options)
@@ -79,11 +79,10 @@ def clocked() -> Iterator[TurnClock]:
         clock.ended_s = time.perf_counter()
         return go_on(model, logits, state, *args, **options)
 
-    with mock.patch.multiple(
-        session_module,
-        prompt_ids=prompt_ids,
-        last_question_start=last_question_start,
-        continue_rows=continue_rows,
+    with (
+        mock.patch.object(session_module, "prompt_ids", prompt_ids),
+        mock.patch.object(session_module, "last_question_start", last_question_start),
+        mock.patch.object(turn_module, "continue_rows", continue_rows),
     ):
         yield clock
     if not clock.ended_s > clock.began_s > 0:
@@ -98,7 +97,11 @@ def question_of(session: ji.ChatSession, turns: int, target: int, word: str) -> 
     for _ in range(20):
         text = " ".join([word] * count)
         messages = [*history, {"role": "user", "content": text}]
-        length = len(session_module.prompt_ids(session.model, messages, [turn.represented for turn in kept]))
+        length = len(
+            session_module.prompt_ids(
+                session.seat.model, messages, [turn.represented for turn in kept if turn.represented]
+            )
+        )
         if length == target:
             return text
         count = max(1, count + target - length)
@@ -107,9 +110,9 @@ def question_of(session: ji.ChatSession, turns: int, target: int, word: str) -> 
 
 def prefill_alone(session: ji.ChatSession, ids: Sequence[int], start: int) -> float:
     """Returns the seconds to prefill `ids[start:]` into a state that holds the rest and is given up."""
-    model = session.model
+    model = session.seat.model
     state = ji.init_state(
-        model.config, capacity=session.capacity, dtype=kv_dtype(model.config), kv_window=model.kv_window
+        model.config, capacity=session.seat.capacity, dtype=kv_dtype(model.config), kv_window=model.kv_window
     )
     params, config = model.params, model.config
     if start:
@@ -136,7 +139,7 @@ def append_round(model: ji.Model, word: str) -> dict[str, float]:
     with clocked() as turn:
         expect(session.send(question, max_new_tokens=1), ji.PrefixReuseMode.EXACT_APPEND, NEW)
     session.undo()
-    session.store.drop(session.slot)
+    session.seat.store.drop(session.seat.slot)
     with clocked() as refill:
         reply = session.send(question, max_new_tokens=1)
     expect(reply, ji.PrefixReuseMode.FULL_REFILL, HISTORY + NEW)
