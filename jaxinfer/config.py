@@ -85,6 +85,33 @@ class GatedDeltaConfig:
     value_head_dim: int
     conv_width: int
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) < 1:
+                raise ValueError(
+                    f"GatedDeltaConfig({field.name}=...) must be at least 1; got {getattr(self, field.name)}"
+                )
+        if self.num_value_heads % self.num_key_heads:
+            raise ValueError(
+                f"GatedDeltaConfig(num_value_heads={self.num_value_heads}) must be a multiple of "
+                f"num_key_heads={self.num_key_heads}"
+            )
+
+    @property
+    def num_groups(self) -> int:
+        """Value heads that read one key head."""
+        return self.num_value_heads // self.num_key_heads
+
+    @property
+    def conv_channels_per_key_head(self) -> int:
+        """Channels of one key head's part of the convolution: its query, its key, its value heads."""
+        return 2 * self.key_head_dim + self.num_groups * self.value_head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels C of the convolution."""
+        return self.num_key_heads * self.conv_channels_per_key_head
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:

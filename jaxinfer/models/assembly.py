@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.config import ModelConfig
+from jaxinfer.config import GatedDeltaConfig, LayerKind, ModelConfig
 from jaxinfer.models import stored_weights
 from jaxinfer.models.family import Family
 from jaxinfer.models.params import DecoderParams, leaf, param_shapes
 from jaxinfer.models.stored_weights import Put, StoredWeight, Tensors
-from jaxinfer.nn import AttentionParams, BlockParams, MlpParams, MoeParams
+from jaxinfer.nn import AttentionParams, BlockParams, GatedDeltaParams, MlpParams, MoeParams
 
 PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
@@ -106,9 +106,12 @@ def _block(config: ModelConfig, reader: _Reader, index: int) -> BlockParams:
     # output norm.
     post = config.post_norms
     is_moe = config.layers[index].mlp == "moe"
+    is_recurrent = config.layers[index].kind is LayerKind.GATED_DELTA
     return BlockParams(
         mixer_norm=scale("input_layernorm"),
-        mixer=_attention(config, reader, f"{layer}self_attn."),
+        mixer=_gated_delta(config, reader, f"{layer}linear_attn.")
+        if is_recurrent
+        else _attention(config, reader, f"{layer}self_attn."),
         mlp_norm=scale("pre_feedforward_layernorm" if post else "post_attention_layernorm"),
         mlp=_moe(config, reader, f"{layer}mlp.")
         if is_moe
@@ -140,6 +143,63 @@ def _attention(config: ModelConfig, reader: _Reader, at: str) -> AttentionParams
         q_norm=reader.scale(f"{at}q_norm.weight", dim) if config.qk_norm else None,
         k_norm=reader.scale(f"{at}k_norm.weight", dim) if config.qk_norm else None,
     )
+
+
+def _gated_delta(config: ModelConfig, reader: _Reader, at: str) -> GatedDeltaParams:
+    sizes = config.gated_delta
+    assert sizes is not None  # held by ModelConfig
+    heads, values = sizes.num_value_heads, sizes.num_value_heads * sizes.value_head_dim
+
+    def put_conv(out: np.ndarray, index: int, tensor: np.ndarray) -> None:
+        out[:] = _by_key_head(tensor[:, 0], sizes)
+
+    return GatedDeltaParams(
+        in_proj=_gated_delta_in_proj(config, sizes, reader, at),
+        conv=reader.weights([f"{at}conv1d.weight"], [(sizes.conv_channels, 1, sizes.conv_width)], put_conv),
+        log_rate=reader.weight(f"{at}A_log", heads),
+        dt_bias=reader.weight(f"{at}dt_bias", heads),
+        # Unlike the family's other norms this one stores its full multiplier.
+        norm=reader.weight(f"{at}norm.weight", sizes.value_head_dim),
+        out=reader.weight(f"{at}out_proj.weight", config.embed_dim, values),
+    )
+
+
+def _gated_delta_in_proj(
+    config: ModelConfig, sizes: GatedDeltaConfig, reader: _Reader, at: str
+) -> jax.Array:
+    """Qwen3-Next stores two matrices whose rows go by key head, Qwen3.5 four whose rows go by kind."""
+    key_heads, heads = sizes.num_key_heads, sizes.num_value_heads
+    values = heads * sizes.value_head_dim
+    mixed = sizes.conv_channels_per_key_head
+    gates = slice(mixed, mixed + values // key_heads)
+    fused = [f"{at}in_proj_{part}.weight" for part in ("qkvz", "ba")]
+    apart = [f"{at}in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")]
+
+    def put_fused(out: np.ndarray, index: int, tensor: np.ndarray) -> None:
+        rows = slice(0, gates.stop) if index == 0 else slice(gates.stop, None)
+        out[:, rows] = tensor.reshape(key_heads, -1, tensor.shape[-1])
+
+    def put_apart(out: np.ndarray, index: int, tensor: np.ndarray) -> None:
+        if index == 0:
+            out[:, :mixed] = _by_key_head(tensor, sizes)
+        else:
+            beta_end = gates.stop + sizes.num_groups
+            rows = (gates, slice(gates.stop, beta_end), slice(beta_end, None))[index - 1]
+            out[:, rows] = tensor.reshape(key_heads, -1, tensor.shape[-1])
+
+    if any(reader.prefix + name in reader.names for name in fused):
+        names, rows, put = fused, (sizes.conv_channels + values, 2 * heads), put_fused
+    else:
+        names, rows, put = apart, (sizes.conv_channels, values, heads, heads), put_apart
+    return reader.weights(names, [(size, config.embed_dim) for size in rows], put)
+
+
+def _by_key_head(channels: np.ndarray, sizes: GatedDeltaConfig) -> np.ndarray:
+    """Returns [C, ...] in the order (all queries, all keys, all values) as [nk, 2 dk + r dv, ...]."""
+    keys = sizes.num_key_heads * sizes.key_head_dim
+    parts = np.split(channels, (keys, 2 * keys))
+    shape = (sizes.num_key_heads, -1, *channels.shape[1:])
+    return np.concatenate([part.reshape(shape) for part in parts], axis=1)
 
 
 def _mlp(config: ModelConfig, reader: _Reader, at: str, mlp_dim: int) -> MlpParams:

@@ -109,22 +109,26 @@ def attention_layer(
     return LayerConfig(kind, window=window or None, mask_policy=mask_policy, rope=rope, **options)
 
 
-def layer_types(raw: Mapping[str, Any], default: list[str]) -> list[str]:
+def layer_types(
+    raw: Mapping[str, Any],
+    default: list[str],
+    known: tuple[LayerKind, ...] = (LayerKind.FULL_ATTENTION, LayerKind.SLIDING_ATTENTION),
+) -> list[str]:
     """Returns `layer_types`, one name a layer, or `default` where the config leaves them out.
 
     Raises:
-      ValueError: not one name a layer, or a name other than "full_attention" and "sliding_attention".
+      ValueError: not one name a layer, or a name of a kind that is not in `known`.
     """
     names = raw.get("layer_types")
     names = default if names is None else names
     num_layers = require(raw, "num_hidden_layers")
     if len(names) != num_layers:
         raise ValueError(f"config.json has {len(names)} layer_types for {num_layers} layers")
-    known = (LayerKind.FULL_ATTENTION.value, LayerKind.SLIDING_ATTENTION.value)
-    if unknown := sorted(set(names) - set(known)):
+    known_names = [kind.value for kind in known]
+    if unknown := sorted(set(names) - set(known_names)):
         raise ValueError(
             f"config.json of model_type {raw.get('model_type')!r} has layer_types {unknown}; known are "
-            f"{list(known)}"
+            f"{known_names}"
         )
     return list(names)
 

@@ -9,8 +9,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.config import LayerConfig, ModelConfig
-from jaxinfer.nn import AttentionParams, BlockParams, MlpParams, MoeParams
+from jaxinfer.config import LayerConfig, LayerKind, ModelConfig
+from jaxinfer.nn import AttentionParams, BlockParams, GatedDeltaParams, MlpParams, MoeParams
 
 
 @flax.struct.dataclass
@@ -55,9 +55,10 @@ def _block_shapes(config: ModelConfig, layer: LayerConfig) -> BlockParams:
     def post_norm() -> jax.Array | None:
         return _scale(config.embed_dim) if config.post_norms else None
 
+    is_recurrent = layer.kind is LayerKind.GATED_DELTA
     return BlockParams(
         mixer_norm=_scale(config.embed_dim),
-        mixer=_attention_shapes(config),
+        mixer=_gated_delta_shapes(config) if is_recurrent else _attention_shapes(config),
         mlp_norm=_scale(config.embed_dim),
         mlp=_moe_shapes(config) if layer.mlp == "moe" else _mlp_shapes(config, config.mlp_dim),
         mixer_post_norm=post_norm(),
@@ -73,6 +74,24 @@ def _attention_shapes(config: ModelConfig) -> AttentionParams:
         out=weight(config.embed_dim, config.num_q_heads * config.head_dim),
         q_norm=_scale(config.head_dim) if config.qk_norm else None,
         k_norm=_scale(config.head_dim) if config.qk_norm else None,
+    )
+
+
+def _gated_delta_shapes(config: ModelConfig) -> GatedDeltaParams:
+    weight, sizes = _shape_maker(config.dtype), config.gated_delta
+    assert sizes is not None  # held by ModelConfig
+    values = sizes.num_groups * sizes.value_head_dim
+    return GatedDeltaParams(
+        in_proj=weight(
+            sizes.num_key_heads,
+            2 * sizes.key_head_dim + 2 * values + 2 * sizes.num_groups,
+            config.embed_dim,
+        ),
+        conv=weight(sizes.num_key_heads, sizes.conv_channels_per_key_head, sizes.conv_width),
+        log_rate=_scale(sizes.num_value_heads),
+        dt_bias=_scale(sizes.num_value_heads),
+        norm=_scale(sizes.value_head_dim),
+        out=weight(config.embed_dim, sizes.num_value_heads * sizes.value_head_dim),
     )
 
 

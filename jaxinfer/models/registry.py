@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.models import gemma3, llama, mistral, qwen3
+from jaxinfer.models import gemma3, llama, mistral, qwen3, qwen3_5, qwen3_next
 from jaxinfer.models.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -13,6 +13,11 @@ FAMILIES: tuple[Family, ...] = (
     mistral.FAMILY,
     qwen3.FAMILY,
     qwen3.MOE_FAMILY,
+    qwen3_next.FAMILY,
+    qwen3_5.FAMILY,
+    qwen3_5.MOE_FAMILY,
+    qwen3_5.MULTIMODAL_FAMILY,
+    qwen3_5.MULTIMODAL_MOE_FAMILY,
     gemma3.FAMILY,
     gemma3.MULTIMODAL_FAMILY,
 )

@@ -4,6 +4,8 @@ from jaxinfer.nn.attention import AttentionParams as AttentionParams
 from jaxinfer.nn.attention import attention as attention
 from jaxinfer.nn.block import BlockParams as BlockParams
 from jaxinfer.nn.block import block as block
+from jaxinfer.nn.gated_delta import GatedDeltaParams as GatedDeltaParams
+from jaxinfer.nn.gated_delta import gated_delta as gated_delta
 from jaxinfer.nn.mlp import MlpParams as MlpParams
 from jaxinfer.nn.mlp import mlp as mlp
 from jaxinfer.nn.moe import MoeParams as MoeParams

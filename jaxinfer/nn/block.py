@@ -8,12 +8,13 @@ from typing import Any
 import flax.struct
 import jax
 
-from jaxinfer.config import LayerConfig, ModelConfig
+from jaxinfer.config import LayerConfig, LayerKind, ModelConfig
 from jaxinfer.nn.attention import AttentionParams, RopeTables, attention
+from jaxinfer.nn.gated_delta import GatedDeltaParams, gated_delta
 from jaxinfer.nn.mlp import MlpParams, mlp
 from jaxinfer.nn.moe import MoeParams, moe
 from jaxinfer.ops import AttentionImplementation, rms_norm
-from jaxinfer.state import AttentionState, Step
+from jaxinfer.state import AttentionState, GatedDeltaState, Step
 
 
 @flax.struct.dataclass
@@ -29,7 +30,7 @@ class BlockParams:
     """
 
     mixer_norm: jax.Array
-    mixer: AttentionParams
+    mixer: AttentionParams | GatedDeltaParams
     mlp_norm: jax.Array
     mlp: MlpParams | MoeParams
     mixer_post_norm: jax.Array | None = None
@@ -41,27 +42,35 @@ class BlockParams:
 def block(
     params: BlockParams,
     x: jax.Array,
-    layer_state: AttentionState | None,
+    layer_state: AttentionState | GatedDeltaState | None,
     step: Step,
     rope: RopeTables | None,
     *,
     config: ModelConfig,
     layer: LayerConfig,
     implementation: AttentionImplementation | None,
-) -> tuple[jax.Array, AttentionState | None, tuple[Any, ...]]:
+) -> tuple[jax.Array, AttentionState | GatedDeltaState | None, tuple[Any, ...]]:
     """Returns (residual stream float32 [B, T, D] after the layer, the layer's new state, its part of each
     checkpoint at `step.checkpoint_at`)."""
-    assert rope is not None  # every layer with attention has a rope: held by ModelConfig
-    mixed, layer_state, saved = attention(
-        params.mixer,
-        rms_norm(x, params.mixer_norm, config.norm_eps),
-        layer_state,
-        step,
-        rope,
-        config=config,
-        layer=layer,
-        implementation=implementation,
-    )
+    normed = rms_norm(x, params.mixer_norm, config.norm_eps)
+    if layer.kind is LayerKind.GATED_DELTA:
+        assert isinstance(params.mixer, GatedDeltaParams)  # params are of `config`
+        assert layer_state is None or isinstance(layer_state, GatedDeltaState)
+        mixed, new_state, saved = gated_delta(params.mixer, normed, layer_state, step, config=config)
+    else:
+        assert isinstance(params.mixer, AttentionParams)
+        assert not isinstance(layer_state, GatedDeltaState)
+        assert rope is not None  # every layer with attention has a rope: held by ModelConfig
+        mixed, new_state, saved = attention(
+            params.mixer,
+            normed,
+            layer_state,
+            step,
+            rope,
+            config=config,
+            layer=layer,
+            implementation=implementation,
+        )
     if config.post_norms:
         assert params.mixer_post_norm is not None  # params are of `config`
         mixed = rms_norm(mixed, params.mixer_post_norm, config.norm_eps)
@@ -77,4 +86,4 @@ def block(
     if config.post_norms:
         assert params.mlp_post_norm is not None
         out = rms_norm(out, params.mlp_post_norm, config.norm_eps)
-    return x + out, layer_state, saved
+    return x + out, new_state, saved

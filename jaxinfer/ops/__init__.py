@@ -2,6 +2,7 @@
 
 from jaxinfer.ops.attention import AttentionImplementation, attention_implementations, span_attention
 from jaxinfer.ops.experts import routed_mlp
+from jaxinfer.ops.gated_delta import causal_conv, conv_history, gated_delta_chunk, gated_delta_step
 from jaxinfer.ops.linear import embed, linear
 from jaxinfer.ops.norms import rms_norm
 from jaxinfer.ops.platform import target_platform
@@ -11,7 +12,11 @@ __all__ = [
     "AttentionImplementation",
     "apply_rope",
     "attention_implementations",
+    "causal_conv",
+    "conv_history",
     "embed",
+    "gated_delta_chunk",
+    "gated_delta_step",
     "inverse_frequencies",
     "linear",
     "rms_norm",

@@ -20,7 +20,7 @@ def causal_conv(
       x: [B, T, C], raw inputs. Padding columns reach neither the history nor a real column's output, whatever
         they hold; their own output holds no meaning.
       weight: [C, K].
-      history: [B, C, K - 1], the last K - 1 raw inputs, newest last; zeros before the first column.
+      history: [B, K - 1, C], the last K - 1 raw inputs, newest last; zeros before the first column.
       lengths: int32 [B], real columns of each row; None: all are real.
 
     Raises:
@@ -30,7 +30,7 @@ def causal_conv(
     width = weight.shape[-1]
     for name, array, shape in (
         ("weight", weight, (channels, width)),
-        ("history", history, (batch, channels, width - 1)),
+        ("history", history, (batch, width - 1, channels)),
         ("lengths", lengths, (batch,)),
     ):
         if array is not None and array.shape != shape:
@@ -38,13 +38,23 @@ def causal_conv(
     if lengths is not None:
         real = jnp.arange(q_len, dtype=jnp.int32) < lengths[:, None]
         x = jnp.where(real[..., None], x, 0)
-    columns = jnp.concatenate([jnp.swapaxes(history, 1, 2), x.astype(history.dtype)], axis=1)
+    columns = jnp.concatenate([history, x.astype(history.dtype)], axis=1)
     taps = weight.astype(jnp.float32)
     terms = (columns[:, j : j + q_len].astype(jnp.float32) * taps[:, j] for j in range(width))
     output = sum(terms, start=jnp.float32(0))
     if lengths is None:
-        kept = columns[:, q_len:]
-    else:
-        rows = lengths[:, None] + jnp.arange(width - 1, dtype=jnp.int32)
-        kept = jnp.take_along_axis(columns, rows[..., None], axis=1)
-    return output, jnp.swapaxes(kept, 1, 2)
+        return output, columns[:, q_len:]
+    return output, conv_history(x, history=history, after=lengths[:, None])[:, 0]
+
+
+def conv_history(x: jax.Array, *, history: jax.Array, after: jax.Array) -> jax.Array:
+    """Returns the histories of `causal_conv` after its first `after[b, i]` columns, [B, k, K - 1, C].
+
+    Args:
+      x: [B, T, C]; history: [B, K - 1, C], as for `causal_conv`.
+      after: int32 [B, k], each in 0..T and no more than the row's real columns.
+    """
+    columns = jnp.concatenate([history, x.astype(history.dtype)], axis=1)
+    rows = after[..., None] + jnp.arange(history.shape[1], dtype=jnp.int32)  # [B, k, K - 1]
+    flat = rows.reshape(rows.shape[0], -1, 1)
+    return jnp.take_along_axis(columns, flat, axis=1).reshape(*rows.shape, x.shape[-1])

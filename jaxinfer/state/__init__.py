@@ -6,6 +6,7 @@ from jaxinfer.state.checkpoint import snapshot as snapshot
 from jaxinfer.state.decode_state import DecodeState as DecodeState
 from jaxinfer.state.decode_state import init_state as init_state
 from jaxinfer.state.full_kv import FullKV as FullKV
+from jaxinfer.state.gated_delta import GatedDeltaState as GatedDeltaState
 from jaxinfer.state.host import known as known
 from jaxinfer.state.layer_state import AttentionState as AttentionState
 from jaxinfer.state.layer_state import LayerState as LayerState

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxinfer.config import LayerKind, ModelConfig
 from jaxinfer.state.full_kv import FullKV
+from jaxinfer.state.gated_delta import GatedDeltaState
 from jaxinfer.state.layer_state import LayerState
 from jaxinfer.state.status import Status
 from jaxinfer.state.window import KvWindowPolicy
@@ -102,11 +103,12 @@ def init_state(
 
     Args:
       batch: rows B.
-      capacity: the most positions a row may consume. A model of causal sliding layers only, with eviction
-        on, is not bounded by it unless it cuts a buffer.
+      capacity: the most positions a row may consume. A model of Gated DeltaNet layers and causal sliding
+        ones only, with eviction on, is not bounded by it unless it cuts a buffer.
       max_append: columns of the largest step that a windowed layer takes within its own buffer; larger
         steps work and copy the buffer once.
-      dtype: of key/value rows, "float32" or "bfloat16"; None: `config.dtype`.
+      dtype: of key/value rows, "float32" or "bfloat16"; None: `config.dtype`. Recurrent states are float32
+        whatever it is.
       kv_window: whether sliding layers drop rows behind their window.
 
     Raises:
@@ -120,7 +122,8 @@ def init_state(
     bounded = config.is_bidirectional  # a flag a position is kept
     for index, layer in enumerate(config.layers):
         if layer.kind is LayerKind.GATED_DELTA:
-            raise NotImplementedError("init_state(config=...): Gated DeltaNet layers have no state yet")
+            layers.append(_empty_gated_delta(config, batch))
+            continue
         window = kv_window.layer_window(config, index)
         rows = capacity if window is None else min(capacity, window.max_rows + max_append)
         bounded |= rows == capacity
@@ -140,6 +143,14 @@ def init_state(
         image_end=jnp.zeros(batch, jnp.int32) if config.uses_mrope else None,
         capacity=capacity if bounded else None,
     )
+
+
+def _empty_gated_delta(config: ModelConfig, batch: int) -> GatedDeltaState:
+    sizes = config.gated_delta
+    assert sizes is not None  # held by ModelConfig
+    recurrent = (batch, sizes.num_value_heads, sizes.key_head_dim, sizes.value_head_dim)
+    conv = (batch, sizes.conv_width - 1, sizes.conv_channels)
+    return GatedDeltaState(jnp.zeros(recurrent, jnp.float32), jnp.zeros(conv, config.dtype))
 
 
 def kv_row_dtype(config: ModelConfig, dtype: str | None) -> jnp.dtype:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-from jaxinfer.config import LayerConfig, LayerKind, ModelConfig, MoeConfig, RopeConfig
+from jaxinfer.config import GatedDeltaConfig, LayerConfig, LayerKind, ModelConfig, MoeConfig, RopeConfig
 from jaxinfer.spans import MaskPolicy
 from jaxinfer.testing.tokenizer import BOS, EOS, IMAGE, TOKEN_IDS, VOCAB_SIZE
 
@@ -89,6 +89,38 @@ def _gemma3_image(window: int) -> ModelConfig:
     return dataclasses.replace(config, image_token_id=TOKEN_IDS[IMAGE])
 
 
+def _hybrid(family: str, mlp: Literal["dense", "moe"], **rope: Any) -> ModelConfig:
+    recurrent = LayerConfig(LayerKind.GATED_DELTA, mlp=mlp)
+    full = LayerConfig(
+        LayerKind.FULL_ATTENTION, rope=RopeConfig(10_000_000.0, HEAD_DIM // 2, **rope), mlp=mlp
+    )
+    experts = MoeConfig(num_experts=6, num_experts_per_token=2, mlp_dim=40, shared_mlp_dim=24)
+    return dataclasses.replace(
+        _BASE,
+        family=family,
+        layers=(recurrent, recurrent, recurrent, full),
+        norm_eps=1e-6,
+        qk_norm=True,
+        attention_gate=True,
+        moe=experts if mlp == "moe" else None,
+        gated_delta=GatedDeltaConfig(
+            num_key_heads=2, num_value_heads=4, key_head_dim=12, value_head_dim=20, conv_width=4
+        ),
+    )
+
+
+def _qwen3_next(window: int) -> ModelConfig:
+    return _hybrid("qwen3_next", "moe")
+
+
+def _qwen3_5(window: int) -> ModelConfig:
+    return _hybrid("qwen3_5", "dense", mrope_section=(2, 1, 1))
+
+
+def _qwen3_5_moe(window: int) -> ModelConfig:
+    return _hybrid("qwen3_5_moe", "moe", mrope_section=(2, 1, 1))
+
+
 _FAMILIES: dict[str, Callable[[int], ModelConfig]] = {
     "llama": _llama,
     "mistral": _mistral,
@@ -97,17 +129,22 @@ _FAMILIES: dict[str, Callable[[int], ModelConfig]] = {
     "gemma3": _gemma3,
     "gemma3_image": _gemma3_image,
     "qwen3_vl": _qwen3_vl,
+    "qwen3_next": _qwen3_next,
+    "qwen3_5": _qwen3_5,
+    "qwen3_5_moe": _qwen3_5_moe,
 }
 TINY_FAMILIES = tuple(_FAMILIES)
 
 
 def tiny_config(family: str = "llama", *, window: int = 8, **changes: Any) -> ModelConfig:
-    """Returns a float32 config of three layers for the vocabulary of `toy_tokenizer`.
+    """Returns a float32 config of three or four layers for the vocabulary of `toy_tokenizer`.
 
     Args:
       family: one of `TINY_FAMILIES`: "llama" (tied), "mistral" (all sliding, untied), "qwen3" (query and key
         norms), "qwen3_moe" (a dense layer between routed ones), "qwen3_vl" (three-axis rope), "gemma3"
-        (sliding, sliding, full), "gemma3_image" (the same, image runs read both ways).
+        (sliding, sliding, full), "gemma3_image" (the same, image runs read both ways), "qwen3_next" (three
+        Gated DeltaNet layers and a full one, routed and shared experts), "qwen3_5" (dense, three-axis rope),
+        "qwen3_5_moe" (the two joined).
       window: of the sliding layers, where there are any.
       **changes: fields of `ModelConfig` to replace, for example `dtype="bfloat16"`.
     """

@@ -39,8 +39,12 @@ def _distribution(name: str, leaf: jax.ShapeDtypeStruct, config: ModelConfig) ->
     if name == ".final_norm":
         tied_gain = _LOGIT_STD / (_TIED_EMBEDDING_STD * config.embed_dim**0.5)
         return tied_gain if config.tie_embeddings else 1.0, 0.2
-    if name.endswith("_norm"):
+    if name.endswith(("_norm", ".norm")):
         return 1.0, 0.2
+    if name.endswith(".log_rate"):
+        return -0.5, 0.8  # with the bias below half of the state is left after one to ten columns
+    if name.endswith(".dt_bias"):
+        return -1.0, 0.8
     if len(leaf.shape) < 2:
         raise ValueError(f"random_params: no rule says how to draw {name} {leaf.shape}")
     return 0.0, 1.2 / leaf.shape[-1] ** 0.5  # linear weights are [out..., in]

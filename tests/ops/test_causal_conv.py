@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.ops.gated_delta import causal_conv
+from jaxinfer.ops.gated_delta import causal_conv, conv_history
 from tests.pallas_kernels.gated_delta import oracles
 
 
@@ -15,7 +15,7 @@ def draw(batch, q_len, channels=5, width=4, dtype=jnp.float32):
     keys = jax.random.split(jax.random.key(q_len), 3)
     x = jax.random.normal(keys[0], (batch, q_len, channels))
     weight = jax.random.normal(keys[1], (channels, width), dtype)
-    return x, weight, jax.random.normal(keys[2], (batch, channels, width - 1), dtype)
+    return x, weight, jax.random.normal(keys[2], (batch, width - 1, channels), dtype)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
@@ -55,6 +55,16 @@ def test_splitting_the_columns_changes_nothing(sizes, dtype):
     np.testing.assert_array_equal(history, whole_after)
 
 
+def test_a_history_within_a_call_is_that_of_a_call_that_ends_there():
+    x, weight, history = draw(2, 9)
+    after = jnp.asarray([[0, 1, 9], [5, 3, 2]], jnp.int32)
+    found = conv_history(x, history=history, after=after)
+    for (row, slot), count in np.ndenumerate(np.asarray(after)):
+        lengths = jnp.full(2, count, jnp.int32)
+        _, expected = causal_conv(x, weight, history=history, lengths=lengths)
+        np.testing.assert_array_equal(found[row, slot], expected[row])
+
+
 def test_padding_has_zero_gradients_even_where_it_holds_nan():
     x, weight, history = draw(1, 5)
     x = x.at[:, 3:].set(jnp.nan)
@@ -70,7 +80,7 @@ def test_padding_has_zero_gradients_even_where_it_holds_nan():
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("weight", (4, 4)), ("history", (2, 5, 4)), ("history", (5, 3)), ("lengths", (3,))]
+    ("name", "shape"), [("weight", (4, 4)), ("history", (2, 4, 5)), ("history", (3, 5)), ("lengths", (3,))]
 )
 def test_a_shape_that_does_not_fit_is_named(name, shape):
     x, weight, history = draw(2, 3)

@@ -12,7 +12,7 @@ from jaxinfer.testing import tiny_config
 WINDOW = 4  # slack 2
 MAX_APPEND = 3
 POLICIES = (ji.KvWindowPolicy.off(), ji.KvWindowPolicy.on())
-FAMILIES = ("llama", "mistral", "gemma3", "gemma3_image", "qwen3_vl")
+FAMILIES = ("llama", "mistral", "gemma3", "gemma3_image", "qwen3_vl", "qwen3_next", "qwen3_5")
 
 
 def budget(config, policy, **options):

@@ -45,18 +45,18 @@ def unit(x: np.ndarray) -> np.ndarray:
 
 
 def causal_conv(x, weight, *, history, lengths=None) -> tuple[np.ndarray, np.ndarray]:
-    """(output [B, T, C], history after the real columns [B, C, K - 1]), one sum of products an element."""
+    """(output [B, T, C], history after the real columns [B, K - 1, C]), one sum of products an element."""
     batch, q_len, channels = x.shape
     width = weight.shape[1]
     output = np.zeros((batch, q_len, channels))
-    after = np.zeros((batch, channels, width - 1))
+    after = np.zeros((batch, width - 1, channels))
     for row in range(batch):
         length = q_len if lengths is None else int(lengths[row])
         for channel in range(channels):
-            past = np.asarray(history[row, channel], np.float64)
+            past = np.asarray(history[row, :, channel], np.float64)
             for column in range(length):
                 window = np.append(past, np.float64(x[row, column, channel]))
                 output[row, column, channel] = window @ np.asarray(weight[channel], np.float64)
                 past = window[1:]
-            after[row, channel] = past
+            after[row, :, channel] = past
     return output, after
