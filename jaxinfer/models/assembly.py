@@ -164,9 +164,7 @@ def _gated_delta(config: ModelConfig, reader: _Reader, at: str) -> GatedDeltaPar
     )
 
 
-def _gated_delta_in_proj(
-    config: ModelConfig, sizes: GatedDeltaConfig, reader: _Reader, at: str
-) -> jax.Array:
+def _gated_delta_in_proj(config: ModelConfig, sizes: GatedDeltaConfig, reader: _Reader, at: str) -> jax.Array:
     """Qwen3-Next stores two matrices whose rows go by key head, Qwen3.5 four whose rows go by kind."""
     key_heads, heads = sizes.num_key_heads, sizes.num_value_heads
     values = heads * sizes.value_head_dim

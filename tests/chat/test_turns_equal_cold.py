@@ -21,9 +21,9 @@ from tests.prefix.oracles import best_boundary
 
 CAPACITY = 96
 NEW_TOKENS = 3
-TOLERANCE = 1e-4
+TOLERANCE = {"llama": 1e-4, "gemma3": 1e-4, "qwen3_5": 1e-3}
 OFF, ON = ji.KvWindowPolicy.off(), ji.KvWindowPolicy.on()
-MODELS = {family: tiny_model(family, seed=5) for family in ("llama", "gemma3")}
+MODELS = {family: tiny_model(family, seed=5) for family in TOLERANCE}
 
 
 @dataclasses.dataclass
@@ -79,6 +79,7 @@ class Conversations:
 
     def __init__(self, family, policy, tally):
         self.model = dataclasses.replace(MODELS[family], kv_window=policy)
+        self.tolerance = TOLERANCE[family]
         self.store, self.tally = ji.PrefixStore(10**9), tally
         self.slot = 0
         self.prompts = {0: [1, 2, 3], 1: [4, 5]}
@@ -134,7 +135,10 @@ class Conversations:
         return mode, kept
 
     def _floor(self, held):
-        """The truncation floor from the meaning of rows: base + window - 1 once something was evicted."""
+        """The truncation floor from the meaning of rows: base + window - 1 once something was evicted; none
+        where a layer is recurrent."""
+        if self.model.config.is_recurrent:
+            return None
         floor = 0
         for layer, config in zip(held.state.layers, self.model.config.layers, strict=True):
             base = int(np.asarray(getattr(layer, "base", np.zeros(1)))[0])
@@ -145,11 +149,11 @@ class Conversations:
         for got, want in zip(warm.logprobs, cold.logprobs, strict=False):
             self.tally.steps += 1
             gap = want.top[0][1] - want.top[1][1]
-            if got.token_id != want.token_id and gap < 10 * TOLERANCE:
+            if got.token_id != want.token_id and gap < 10 * self.tolerance:
                 self.tally.excused += 1  # a tie within rounding: the rest of the answer may differ
                 return
             assert got.token_id == want.token_id
-            assert got.logprob == pytest.approx(want.logprob, abs=TOLERANCE)
+            assert got.logprob == pytest.approx(want.logprob, abs=self.tolerance)
         assert len(warm.logprobs) == len(cold.logprobs)
 
 
@@ -175,8 +179,8 @@ def run_sequences(family, policy, count):
     print(f"{family} {'on' if policy.enabled else 'off'}: {tally}")
     assert tally.excused <= 0.01 * tally.steps
     assert tally.modes["EXACT_APPEND"] > 0
-    assert tally.modes["TRUNCATE_APPEND"] > 0
-    if family == "gemma3":
+    assert ("TRUNCATE_APPEND" in tally.modes) == (family != "qwen3_5")
+    if family != "llama":
         assert tally.modes["REPLAY_FROM_CHECKPOINT"] > 0
 
 
@@ -186,6 +190,15 @@ def test_every_turn_equals_a_cold_refill(family, policy):
     run_sequences(family, policy, 25)
 
 
+def test_every_turn_of_a_hybrid_equals_a_cold_refill():
+    run_sequences("qwen3_5", OFF, 10)
+
+
+@pytest.mark.slow
+def test_every_turn_of_a_hybrid_equals_a_cold_refill_at_length():
+    run_sequences("qwen3_5", OFF, 500)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("policy", [OFF, ON], ids=["keep", "evict"])
@@ -193,7 +206,7 @@ def test_every_turn_equals_a_cold_refill_at_length(family, policy):
     run_sequences(family, policy, 500)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", TOLERANCE)
 def test_toy_logits_spread_enough_to_tell_tokens_apart(family):
     model = MODELS[family]
     logits, _ = ji.forward(model.params, np.arange(40)[None], config=model.config, logits="all")

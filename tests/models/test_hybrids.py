@@ -66,9 +66,7 @@ def test_logits_in_steps_are_those_of_transformers(name, steps):
         padded = np.full((1, width), 7, np.int32)
         padded[0, :size] = tokens[start : start + size]
         inputs = ji.StepInputs(lengths=np.array([size], np.int32))
-        logits, state = jitted(
-            tiny_params(name), padded, state, config=config, inputs=inputs, logits="all"
-        )
+        logits, state = jitted(tiny_params(name), padded, state, config=config, inputs=inputs, logits="all")
         parts.append(np.asarray(logits[0, :size]))
     assert_is_oracle(np.concatenate(parts), name)
     assert state.length.tolist() == [LENGTH]
