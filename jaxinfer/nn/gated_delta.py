@@ -79,7 +79,7 @@ def gated_delta(
     if layer_state is None:
         return out, None, ()
     checkpoints: tuple[GatedDeltaState, ...] = ()
-    if columns is not None:
+    if columns is not None and saved is not None:
         conv = conv_history(mixed, history=before.conv_state, after=columns)
         checkpoints = tuple(GatedDeltaState(saved[:, i], conv[:, i]) for i in range(columns.shape[1]))
     return out, GatedDeltaState(recurrent_state, conv_state), checkpoints
