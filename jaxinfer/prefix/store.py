@@ -106,15 +106,20 @@ class PrefixStore:
           token_ids: the whole prompt, not empty and checked.
           fresh: makes an empty state of batch 1, for a refill.
           content: the prompt's images, as in `plan_prefix_reuse`.
+
+        Raises:
+          ValueError: a fresh state alone is larger than the budget; nothing has been computed then.
         """
         held = self._slots.get(slot)
         entry, lengths = (None, ()) if held is None else (held.entry, held.ring.lengths)
         plan = plan_prefix_reuse(entry, metadata, token_ids, lengths, content=content)
         if held is None or plan.mode is PrefixReuseMode.FULL_REFILL:
             if held is not None and not self._both_fit(held):
-                self.drop(slot)
+                self.drop(slot)  # before the new state takes its memory
                 held = None
-            return OpenTurn(slot, plan, fresh(), True, held, None)
+            state = fresh()
+            self._check_fits(slot, state_bytes(state))
+            return OpenTurn(slot, plan, state, True, held, None)
         boundary = None
         if plan.mode is PrefixReuseMode.EXACT_APPEND:
             state = held.state
@@ -183,17 +188,23 @@ class PrefixStore:
         """Empties a slot; nothing happens when it is empty."""
         self._slots = types.MappingProxyType({name: s for name, s in self._slots.items() if name != slot})
 
+    def _check_fits(self, name: Hashable, size_bytes: int) -> None:
+        if size_bytes > self.budget_bytes:
+            raise ValueError(
+                f"PrefixStore(budget_bytes={self.budget_bytes}) cannot hold slot {name!r} of "
+                f"{size_bytes} bytes; raise the budget or lower the capacity"
+            )
+
     def _both_fit(self, held: Slot) -> bool:
         return self.size_bytes + state_bytes(held.state) <= self.budget_bytes
 
     def _put(self, name: Hashable, slot: Slot) -> None:
         others = {other: s for other, s in self._slots.items() if other != name}
-        if slot.size_bytes > self.budget_bytes:
+        try:
+            self._check_fits(name, slot.size_bytes)
+        except ValueError:
             self._slots = types.MappingProxyType(others)
-            raise ValueError(
-                f"PrefixStore(budget_bytes={self.budget_bytes}) cannot hold slot {name!r} of "
-                f"{slot.size_bytes} bytes; raise the budget or lower the capacity"
-            )
+            raise
         room = self.budget_bytes - slot.size_bytes
         for other in list(others):
             excess = sum(s.size_bytes for s in others.values()) - room

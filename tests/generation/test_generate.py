@@ -7,7 +7,7 @@ import pytest
 import jaxinfer as ji
 from jaxinfer.generation import plan_prefill_buckets, prefill, traces
 from jaxinfer.generation.rows import Options, RowOptions, continue_rows, end_token_ids
-from jaxinfer.testing import tiny_model
+from jaxinfer.testing import tiny_config, tiny_model
 
 MODEL = tiny_model("llama", seed=0)
 PROMPTS = ["12345", "a", "the quick brown fox jumps over the lazy dog"]
@@ -127,6 +127,14 @@ def test_either_id_of_an_eos_list_stops(batch):
     assert got.finish_reason == "stop"
 
 
+def test_fault_34_the_ends_of_the_config_and_of_the_tokenizer_both_stop():
+    import dataclasses
+
+    model = dataclasses.replace(MODEL, config=dataclasses.replace(MODEL.config, eos_token_ids=(1, 106)))
+    assert end_token_ids(model) == tuple(sorted({1, 106, *MODEL.tokenizer.eos_token_ids}))
+    assert len(end_token_ids(model)) > 2
+
+
 def test_max_new_tokens_is_exact(batch):
     for count in (1, 2, 5):
         (got,) = ji.generate(MODEL, PROMPTS[0], max_new_tokens=count)
@@ -220,5 +228,30 @@ def test_compiles_are_bounded_by_the_bucket_plan_and_a_second_pass_compiles_noth
     assert new["prefill"] <= 2 * len(shapes)
     assert new["decode"] <= 1
     assert new["first_token"] <= 1
+    run_all()
+    assert traces() == after
+
+
+def test_compiles_are_bounded_with_eviction_penalties_and_alternatives_too():
+    layers = tiny_config("gemma3").layers[1:]  # one that evicts, one that keeps all
+    model = tiny_model("gemma3", seed=1, kv_window=ji.KvWindowPolicy.on(), layers=layers)
+    rng = np.random.RandomState(0)
+    lengths = (1, 15, 16, 17, 31, 32, 33)  # both sides of the buckets' edges
+
+    def run_all():
+        for index, length in enumerate(lengths):
+            row = rng.randint(5, 100, size=length).tolist()
+            options = {}
+            if index % 2:
+                options = dict(sampling=ji.Sampling(repetition_penalty=1.3), logprobs=3 + index % 4 // 3)
+            ji.generate(model, [row], max_new_tokens=2, **options)
+
+    before = traces()
+    run_all()
+    after = traces()
+    new = {name: after[name] - before.get(name, 0) for name in after}
+    shapes = {size for length in lengths for size in plan_prefill_buckets(length)}
+    assert new["prefill"] <= 2 * len(shapes)
+    assert new["decode"] <= 2  # plain; penalised with 4 alternatives
     run_all()
     assert traces() == after

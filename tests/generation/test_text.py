@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxinfer.generation.text import RowText
+from jaxinfer.testing import toy_tokenizer
 
 
 class Letters:
@@ -49,6 +50,19 @@ def test_a_stop_string_across_tokens_is_never_shown():
     row, pieces = run("fooENDbar", ["END"])
     assert "".join(pieces) == "foo"
     assert row.stopped_by == "END"
+
+
+@given(st.text("aé€😀", max_size=8), st.lists(st.text("aé€😀", min_size=1, max_size=3), max_size=2))
+def test_a_stop_string_is_found_whatever_bytes_the_tokens_cut_its_characters_into(text, stop):
+    row, pieces = RowText(toy_tokenizer().stream_decoder(), stop), []
+    for byte in text.encode():  # a toy token is a byte
+        pieces.append(row.push(byte))
+        if row.stopped_by is not None:
+            break
+    pieces.append(row.finish())
+    by_letter, _ = run(text, stop)
+    assert "".join(pieces) == row.text == by_letter.text
+    assert row.stopped_by == by_letter.stopped_by
 
 
 @pytest.mark.parametrize("stop", [[], ["zz"]])

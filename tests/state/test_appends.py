@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxinfer as ji
+from jaxinfer.testing import random_params
 from tests.state.harness import (
     BATCH,
     CAPACITY,
@@ -52,6 +55,40 @@ def test_rule_37_appends_of_any_size_give_a_cold_pass_and_evict(layout, appends,
         for layer in state.layers[:2] if layout is not KEEPS_ALL else ():
             assert (np.asarray(state.length) - np.asarray(layer.base) <= layer.window.max_rows).all()
     assert np.asarray(state.status).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("width", [PREFILL, 1], ids=["prefill", "decode"])
+def test_fault_4_a_gemma_layer_reads_the_token_at_its_windows_edge_and_not_the_one_before(layout, width):
+    """One local layer alone, so that nothing passes on what lies outside the window."""
+    config, _ = model()
+    config = dataclasses.replace(config, layers=config.layers[:1])
+    params = random_params(config, seed=3)
+    query = 10
+
+    def logits_at_query(tokens):
+        state = ji.init_state(
+            config,
+            batch=BATCH,
+            capacity=CAPACITY,
+            max_append=layout.max_append,
+            kv_window=layout.policy,
+        )
+        for start in range(0, query + 1, width):
+            step = np.zeros((BATCH, width), np.int32)
+            count = min(width, query + 1 - start)
+            step[:, :count] = tokens[:, start : start + count]
+            inputs = ji.StepInputs(lengths=np.full(BATCH, count, np.int32))
+            logits, state = forward(params, step, state, config=config, inputs=inputs, logits="all", **DENSE)
+        return np.asarray(logits)[:, count - 1]
+
+    tokens = sequences()[:, : query + 1]
+    changed = tokens.copy()
+    changed[0, query - WINDOW] += 1
+    changed[1, query - WINDOW + 1] += 1
+    before, after = logits_at_query(tokens), logits_at_query(changed)
+    np.testing.assert_array_equal(before[0], after[0])
+    assert np.abs(before[1] - after[1]).max() > 1e-3
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

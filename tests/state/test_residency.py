@@ -40,6 +40,16 @@ def test_fault_10_allocated_bytes_are_those_of_the_real_arrays(family, policy):
             assert sum(part.num_layers for part in parts) == len(config.layers)
 
 
+@pytest.mark.parametrize("family", ["gemma3", "mistral"])
+def test_fault_10_a_window_longer_than_the_capacity_adds_no_rows(family):
+    for capacity in (1, 5, 64):
+        long = tiny_config(family, window=capacity + 1)
+        on, off = (budget(long, policy).allocated_bytes(capacity) for policy in reversed(POLICIES))
+        num_sliding = sum(layer.window is not None for layer in long.layers)
+        assert on - off == 4 * num_sliding  # a base position, int32, a sliding layer
+        assert off == budget(tiny_config(family, window=1), POLICIES[0]).allocated_bytes(capacity)
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=("off", "on"))
 @pytest.mark.parametrize("family", ["gemma3", "mistral"])
 def test_fault_10_max_capacity_inverts_allocated_bytes(family, policy):
