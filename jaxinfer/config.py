@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Literal
+from typing import Literal, get_args
 
 from jaxinfer.spans import MaskPolicy
 
@@ -24,6 +24,9 @@ class LayerKind(enum.Enum):
     GATED_DELTA = "linear_attention"
 
 
+RopeScaling = Literal["none", "linear", "llama3"]
+
+
 @dataclasses.dataclass(frozen=True)
 class RopeConfig:
     """Rotary position embedding of one layer; half-split rotation of the first `rotary_dim` dims.
@@ -34,12 +37,32 @@ class RopeConfig:
 
     theta: float
     rotary_dim: int
-    scaling: Literal["none", "linear", "llama3"] = "none"
+    scaling: RopeScaling = "none"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_max_positions: int = 0
     mrope_section: tuple[int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.scaling not in get_args(RopeScaling):
+            raise ValueError(
+                f"RopeConfig(scaling=...) must be one of {get_args(RopeScaling)}; got {self.scaling!r}"
+            )
+        if self.rotary_dim < 2 or self.rotary_dim % 2:
+            raise ValueError(f"RopeConfig(rotary_dim=...) must be even and positive; got {self.rotary_dim}")
+        if not (self.theta > 0 and self.factor > 0):
+            raise ValueError(
+                f"RopeConfig(theta=..., factor=...) must be positive; got {self.theta}, {self.factor}"
+            )
+        if self.scaling == "llama3" and not (
+            0 < self.low_freq_factor < self.high_freq_factor and self.original_max_positions > 0
+        ):
+            raise ValueError(
+                "RopeConfig(scaling='llama3') needs 0 < low_freq_factor < high_freq_factor and "
+                f"original_max_positions > 0; got {self.low_freq_factor}, {self.high_freq_factor}, "
+                f"{self.original_max_positions}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent
 # Each part of jaxinfer and what it stands on; a part may import those and whatever they stand on.
 STANDS_ON = {
     "exports": (),
+    "version": (),
     "spans": (),
     "config": ("spans",),
     "state": ("config",),
@@ -22,8 +23,8 @@ STANDS_ON = {
     "sampling": (),
     "generation": ("models", "sampling", "state"),
     "chat": ("generation", "prefix"),
-    "batch": ("generation", "prefix"),
-    "cli": ("chat", "batch", "loading"),
+    "batch": ("generation", "prefix", "version"),
+    "cli": ("chat", "batch", "loading", "version"),
     "__main__": ("cli",),
 }
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "v2"}

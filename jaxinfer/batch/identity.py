@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 
 from jaxinfer.batch.lines import InputFacts
 from jaxinfer.batch.paths import ResumeError
 from jaxinfer.batch.request import Defaults
 from jaxinfer.generation import kv_dtype
 from jaxinfer.models import Model
-from jaxinfer.ops import target_platform
+from jaxinfer.version import own_version
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,12 @@ def describe_job(model: Model, facts: InputFacts, settings: JobSettings) -> dict
             "kv_dtype": kv_dtype(model.config),
             "kv_window": model.kv_window.enabled,
         },
-        "platform": {"jax": jax.__version__, "device": target_platform()},
+        "platform": {
+            "jaxinfer": own_version(),
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
+            "device": jax.devices()[0].device_kind,
+        },
     }
     return json.loads(json.dumps(job))  # as it is read back
 

@@ -12,18 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from jaxinfer.loading.cache import cache_dir, is_pulled, model_path, resolve
 from jaxinfer.loading.known_models import KNOWN_MODELS
+from jaxinfer.version import own_version
 
 if TYPE_CHECKING:
     from jaxinfer.config import ModelConfig
     from jaxinfer.loading import Checkpoint
-
-
-def own_version() -> str:
-    """Returns the installed version, or that it runs from a source tree that is not installed."""
-    try:
-        return importlib.metadata.version("jaxinfer")
-    except importlib.metadata.PackageNotFoundError:
-        return "(source tree)"
 
 
 def environment_facts() -> dict[str, Any]:

@@ -77,7 +77,7 @@ class _Parser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, *unused: object) -> NoReturn:
-        from jaxinfer.cli.facts import own_version
+        from jaxinfer.version import own_version
 
         write_out(f"jaxinfer {own_version()}\n")
         raise SystemExit(OK)

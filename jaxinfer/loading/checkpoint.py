@@ -84,6 +84,8 @@ def _open_directory(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: has no {CONFIG_NAME}{hint}")
     config = read_json(config_path)
     source = SafetensorsSource(path)
+    if not (config.get("dtype") or config.get("torch_dtype")):
+        config = config | {"dtype": source.widest_dtype()}
     return Checkpoint(
         source=source,
         config=config,

@@ -21,8 +21,9 @@ def load(
     """Returns the model of a known name, a directory with safetensors, or a .gguf file.
 
     Args:
-      dtype: of the weights, "float32" or "bfloat16"; None: the checkpoint's own, bfloat16 for a quantised
-        GGUF file and for float16, which overflows in these models.
+      dtype: of the weights, "float32" or "bfloat16"; None: the checkpoint's own as its config says, or as
+        its tensors are stored; bfloat16 for a quantised GGUF file and for float16, which overflows in these
+        models.
       kv_window: whether sliding layers drop rows behind their window; None: as the environment variable
         `JAXINFER_KV_WINDOW` says, read now.
 
@@ -66,5 +67,5 @@ def load(
 def own_dtype(raw: dict) -> str:
     """Returns the dtype that a checkpoint's weights load in by default."""
     # float16 checkpoints overflow in these models; bfloat16 has float32's range at the same size.
-    own = raw.get("dtype") or raw.get("torch_dtype") or "bfloat16"
+    own = raw.get("dtype") or raw.get("torch_dtype")
     return "float32" if own == "float32" else "bfloat16"

@@ -92,6 +92,11 @@ class SafetensorsSource:
     def names(self) -> frozenset[str]:
         return frozenset(self._tensors)
 
+    def widest_dtype(self) -> str:
+        """The dtype that holds every weight: "float32" where one is stored in it, else "bfloat16"."""
+        kinds = {tensor.kind for tensor in self._tensors.values()}
+        return "float32" if kinds & {"F32", "F64"} else "bfloat16"
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensor(name).shape
 

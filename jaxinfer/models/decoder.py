@@ -319,12 +319,16 @@ def _logits(
         x = jnp.take_along_axis(x, jnp.maximum(step.lengths - 1, 0)[:, None, None], axis=1)
     elif mode == "columns":
         assert inputs.logit_columns is not None  # held by check_call
-        x = jnp.take_along_axis(x, inputs.logit_columns[:, :, None], axis=1)
+        columns = inputs.logit_columns
+        is_real = (columns >= 0) & (columns < step.lengths[:, None])
+        x = jnp.take_along_axis(x, jnp.where(is_real, columns, 0)[:, :, None], axis=1)
     x = rms_norm(x, params.final_norm, config.norm_eps)
     out = linear(x, params.embedding if params.lm_head is None else params.lm_head)
     if config.final_logit_soft_cap is not None:
         out = config.final_logit_soft_cap * jnp.tanh(out / config.final_logit_soft_cap)
     if mode == "last":
         out = jnp.where((step.lengths > 0)[:, None], out[:, 0], 0.0)
+    elif mode == "columns":
+        out = jnp.where(is_real[:, :, None], out, jnp.nan)
     bad = (status != 0).reshape(-1, *([1] * (out.ndim - 1)))
     return jnp.where(bad, jnp.nan, out)

@@ -26,8 +26,8 @@ class StepInputs:
       is_image: image columns, bool [B, T]; None: all text.
       embeddings: [B, T, D], replace the token embeddings where `embedding_mask`, after their scaling.
       embedding_mask: bool [B, T].
-      positions: rope positions, int32 [B, T] or [3, B, T]; spans come from row order regardless. None:
-        consecutive from the state's length (plus its rope delta).
+      positions: rope positions, int32 [B, T], or [3, B, T] for three-axis rope; spans come from row order
+        regardless. None: consecutive from the state's length (plus its rope delta).
       deepstack: [j, B, T, D], added to the residual after each of the first j layers.
       adapter_ids: not supported yet, refused.
       checkpoint_at: absolute lengths to take checkpoints at, int32 [B, k]; -1: none. With
@@ -99,7 +99,7 @@ def _check_shapes(inputs: StepInputs, batch: int, q_len: int, config: ModelConfi
         "is_image": ((batch, q_len),),
         "embeddings": ((batch, q_len, config.embed_dim),),
         "embedding_mask": ((batch, q_len),),
-        "positions": ((batch, q_len), (3, batch, q_len)),
+        "positions": ((batch, q_len), (3, batch, q_len)) if config.uses_mrope else ((batch, q_len),),
         "deepstack": (("j", batch, q_len, config.embed_dim),),
         "checkpoint_at": ((batch, "k"),),
         "logit_columns": ((batch, "k"),),
@@ -148,6 +148,12 @@ def _check_values(
     at = known(inputs.checkpoint_at)
     if at is not None and (at < -1).any():
         raise ValueError(f"StepInputs(checkpoint_at=...) must be lengths, or -1 for none; got {at.min()}")
+    columns = known(inputs.logit_columns)
+    if columns is not None and ((columns < 0) | (columns >= np.maximum(lengths, 1)[:, None])).any():
+        raise ValueError(
+            f"StepInputs(logit_columns=...) must be real columns of their row, 0..lengths-1; got "
+            f"{columns.tolist()} for lengths {lengths.tolist()}"
+        )
     real = np.arange(q_len) < lengths[:, None]
     _check_tokens(known(tokens), real, inputs, config)
     if state is None:

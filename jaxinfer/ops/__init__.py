@@ -5,8 +5,8 @@ from jaxinfer.ops.experts import routed_mlp
 from jaxinfer.ops.gated_delta import causal_conv, conv_history, gated_delta_chunk, gated_delta_step
 from jaxinfer.ops.linear import embed, linear
 from jaxinfer.ops.norms import rms_norm
-from jaxinfer.ops.platform import target_platform
 from jaxinfer.ops.rope import apply_rope, inverse_frequencies, rope_tables
+from pallas_kernels.compat import target_platform
 
 __all__ = [
     "AttentionImplementation",

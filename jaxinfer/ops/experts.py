@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.ops.linear import linear
-from jaxinfer.ops.platform import target_platform
+from pallas_kernels.compat import target_platform
 
 ExpertsImplementation = Literal["blocked", "ragged"]
 

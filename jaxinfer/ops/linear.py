@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxinfer.ops.platform import target_platform
+from pallas_kernels.compat import target_platform
 
 # XLA's CPU matmul for bfloat16 is pathological with few rows (1 to 5 GFLOP/s for one row); with eight or
 # more, and the weight as the left operand, it streams the weight at memory speed.

@@ -1,5 +1,6 @@
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -16,10 +17,18 @@ def write_directory(path, scale: float = 1.0):
 
 def test_a_directory_is_opened(tmp_path):
     checkpoint = open_checkpoint(write_directory(tmp_path))
-    assert checkpoint.config == {"model_type": "llama"}
+    assert checkpoint.config == {"model_type": "llama", "dtype": "float32"}
     assert checkpoint.source.names() == {"w"}
     assert checkpoint.tokenizer is None
     assert checkpoint.chat_template is None
+
+
+def test_a_config_that_names_no_dtype_has_that_of_the_tensors(tmp_path):
+    write_directory(tmp_path)
+    save_file({"w": np.zeros(3, ml_dtypes.bfloat16)}, tmp_path / "model.safetensors")
+    assert open_checkpoint(tmp_path).config["dtype"] == "bfloat16"
+    (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": "float32"}))
+    assert "dtype" not in open_checkpoint(tmp_path).config
 
 
 def test_a_gguf_file_is_opened(tmp_path):

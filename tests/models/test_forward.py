@@ -49,11 +49,27 @@ def test_bad_tokens_are_refused(tokens, message):
         (dict(positions=jnp.zeros((2, 12), jnp.float32)), "positions"),
         (dict(adapter_ids=jnp.zeros(2, jnp.int32)), "not supported yet"),
         (dict(logit_columns=jnp.zeros((2, 1), jnp.int32)), "go together"),
+        (dict(positions=jnp.zeros((3, 2, 12), jnp.int32)), r"positions=.*must be int32 \[2, 12\]; got"),
     ],
 )
 def test_bad_inputs_are_refused(inputs, message):
     with pytest.raises(ValueError, match=message):
         ji.forward(PARAMS, TOKENS, config=CONFIG, inputs=ji.StepInputs(**inputs))
+
+
+@pytest.mark.parametrize("column", [-1, 5, 12])
+def test_logit_columns_that_are_not_real_columns_are_refused(column):
+    inputs = ji.StepInputs(lengths=np.int32([12, 5]), logit_columns=np.int32([[0], [column]]))
+    with pytest.raises(ValueError, match=r"logit_columns=.*must be real columns of their row"):
+        ji.forward(PARAMS, TOKENS, config=CONFIG, inputs=inputs, logits="columns")
+
+
+def test_traced_columns_that_are_not_real_give_nan_and_leave_the_others():
+    inputs = ji.StepInputs(lengths=np.int32([12, 5]), logit_columns=np.int32([[3, 11], [4, 5]]))
+    run = jax.jit(
+        lambda inputs: ji.forward(PARAMS, TOKENS, config=CONFIG, inputs=inputs, logits="columns")[0]
+    )
+    assert np.isnan(run(inputs)).all(axis=-1).tolist() == [[False, False], [False, True]]
 
 
 def test_unknown_logits_mode_is_refused():
