@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -90,16 +89,16 @@ def score_prompts(
     `state` is empty and stays valid; logits of every column are needed, so chunks are small.
     """
     lengths = np.array([len(row) for row in token_rows], np.int32)
-    found: list[list[float]] = [[] for _ in token_rows]
-    start = 0
+    following = [row[1:] for row in token_rows]
+    step, start, chunks = _scoring_step_keeping, 0, []
     for size in plan_prefill_buckets(int(lengths.max(initial=0)), 128):
         tokens, chunk_lengths = _chunk(token_rows, lengths, start, size)
-        targets, _ = _chunk([row[1:] for row in token_rows], lengths - 1, start, size)
-        values, state = _scoring_step(params, tokens, targets, state, chunk_lengths, config=config)
-        for row, given in enumerate(np.asarray(values)):
-            found[row].extend(float(x) for x in given[: max(0, min(size, lengths[row] - 1 - start))])
-        start += size
-    return found
+        targets, _ = _chunk(following, lengths - 1, start, size)
+        values, state = step(params, tokens, targets, state, chunk_lengths, config=config)
+        chunks.append(values)
+        step, start = _scoring_step_donating, start + size
+    found = np.concatenate(jax.device_get(chunks), axis=1) if chunks else np.zeros((len(lengths), 0))
+    return [given[: max(0, length - 1)].tolist() for given, length in zip(found, lengths, strict=True)]
 
 
 def _chunk(
@@ -135,7 +134,6 @@ _step_keeping = jax.jit(_step, static_argnames=_STATIC)
 _step_donating = jax.jit(_step, static_argnames=_STATIC, donate_argnames=("state",))
 
 
-@functools.partial(jax.jit, static_argnames=("config",))
 def _scoring_step(
     params: DecoderParams,
     tokens: jax.Array,
@@ -150,3 +148,7 @@ def _scoring_step(
         params, tokens, state, config=config, inputs=StepInputs(lengths=lengths), logits="all"
     )
     return token_logprobs(logits, targets), state
+
+
+_scoring_step_keeping = jax.jit(_scoring_step, static_argnames=("config",))
+_scoring_step_donating = jax.jit(_scoring_step, static_argnames=("config",), donate_argnames=("state",))

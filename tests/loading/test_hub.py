@@ -4,6 +4,7 @@ import types
 import pytest
 
 from jaxinfer.loading import resolve
+from jaxinfer.loading.hub import HubError
 
 
 def client(monkeypatch, snapshot_download):
@@ -32,7 +33,7 @@ def test_what_the_hub_refuses_is_one_line(monkeypatch):
 
     client(monkeypatch, download)
     with pytest.raises(
-        ValueError, match=r"^model 'owner/nope' does not exist here, and .*: 401 Client Error\.$"
+        HubError, match=r"^model 'owner/nope' does not exist here, and .*: 401 Client Error\.$"
     ):
         resolve("owner/nope")
 
