@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 
 from jaxinfer.batch.lines import InputFacts
 from jaxinfer.batch.paths import ResumeError
@@ -53,7 +53,7 @@ def describe_job(model: Model, facts: InputFacts, settings: JobSettings) -> dict
         "platform": {
             "jaxinfer": own_version(),
             "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__,
+            "jaxlib": importlib.metadata.version("jaxlib"),
             "device": jax.devices()[0].device_kind,
         },
     }
