@@ -35,3 +35,5 @@ from jaxinfer.prefix import longest_common_token_prefix as longest_common_token_
 
 # Conversations
 from jaxinfer.chat import ChatSession as ChatSession, Reply as Reply
+from jaxinfer.chat import CapacityError as CapacityError, SavedChatError as SavedChatError
+from jaxinfer.chat import ChatMismatchError as ChatMismatchError

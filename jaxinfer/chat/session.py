@@ -2,59 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
+import os
 import time
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 
 from jaxinfer.chat.prompt import Message, Represented, last_question_start, prompt_ids, rendered
+from jaxinfer.chat.reply import Reply, Timings, Turn
+from jaxinfer.chat.saved_files import read_record
+from jaxinfer.chat.saved_session import read_slot, read_turns, write_session
 from jaxinfer.chat.turn import Seat, run_turn, seat_bytes
-from jaxinfer.generation import Generation, StreamChunk
+from jaxinfer.generation import StreamChunk
 from jaxinfer.generation.rows import GREEDY, Options
 from jaxinfer.models import Model
-from jaxinfer.prefix import PrefixRestorePlan, PrefixStore
+from jaxinfer.prefix import PrefixStore
 from jaxinfer.sampling import Sampling
 
-
-@dataclasses.dataclass(frozen=True)
-class Timings:
-    """Wall time of one turn.
-
-    Attributes:
-      first_token_ms: from the call to the first token.
-      total_ms: from the call to the reply.
-      tokens_per_second: of the tokens after the first.
-    """
-
-    first_token_ms: float
-    total_ms: float
-    tokens_per_second: float
+_NEW_TOKENS = 512
 
 
-@dataclasses.dataclass(frozen=True)
-class Reply:
-    """An answer and how it came about.
+class CapacityError(ValueError):
+    """A conversation has no room for the answer that was asked for.
 
     Attributes:
-      text: the answer.
-      plan: what of the earlier state was kept, and why not more.
-      timings: wall time.
-      generation: ids, finish reason, log-probabilities.
+      num_tokens: of the conversation with its new question.
+      capacity: the most that it may hold.
     """
 
-    text: str
-    plan: PrefixRestorePlan
-    timings: Timings
-    generation: Generation
-
-
-@dataclasses.dataclass(frozen=True)
-class Turn:
-    """One question and its answer."""
-
-    question: Message
-    answer: Message
-    represented: Represented
-    reply: Reply
+    def __init__(self, message: str, num_tokens: int, capacity: int):
+        super().__init__(message)
+        self.num_tokens, self.capacity = num_tokens, capacity
 
 
 class ChatSession:
@@ -70,6 +47,7 @@ class ChatSession:
       slot: the session's name in the store.
       checkpoints: the most checkpoints of its history, for models whose state cannot simply be truncated.
       system: a first system message.
+      messages: messages that come before the first turn, after `system`: examples, an earlier conversation.
 
     Raises:
       ValueError: a model without a chat template, or a capacity outside 1 to the trained length.
@@ -84,6 +62,7 @@ class ChatSession:
         slot: Hashable = 0,
         checkpoints: int = 3,
         system: str | None = None,
+        messages: Sequence[Message] = (),
     ):
         if model.chat_template is None:
             raise ValueError(
@@ -94,7 +73,8 @@ class ChatSession:
                 f"ChatSession(capacity=...) must be in 1..{model.config.max_positions}, the trained length; "
                 f"got {capacity}"
             )
-        self.system: tuple[Message, ...] = () if system is None else ({"role": "system", "content": system},)
+        first: tuple[Message, ...] = () if system is None else ({"role": "system", "content": system},)
+        self.preamble: tuple[Message, ...] = (*first, *messages)
         self.turns: tuple[Turn, ...] = ()
         if store is None:
             store = PrefixStore(2 * seat_bytes(model, capacity, checkpoints))
@@ -103,13 +83,13 @@ class ChatSession:
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation so far."""
-        return (*self.system, *(message for turn in self.turns for message in (turn.question, turn.answer)))
+        return (*self.preamble, *(message for turn in self.turns for message in (turn.question, turn.answer)))
 
     def send(
         self,
         message: str,
         *,
-        max_new_tokens: int = 512,
+        max_new_tokens: int | None = None,
         sampling: Sampling = GREEDY,
         stop: str | Sequence[str] = (),
         logprobs: int | None = None,
@@ -117,11 +97,13 @@ class ChatSession:
     ) -> Reply:
         """Returns the model's answer to `message` after the conversation so far.
 
-        Args: as those of `generate`.
+        Args:
+          max_new_tokens: the most tokens of the answer; None: 512, or what the capacity leaves.
+          sampling, stop, logprobs, stream: as those of `generate`.
 
         Raises:
-          ValueError: messages that the template refuses, a conversation that would exceed the capacity, bad
-            options. Nothing has changed then.
+          CapacityError: the conversation would exceed the capacity.
+          ValueError: messages that the template refuses, bad options. Nothing has changed then.
         """
         return self._answer(
             self.turns,
@@ -150,6 +132,62 @@ class ChatSession:
         dropped, self.turns = self.turns[-1], self.turns[:-1]
         return dropped
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Saves the conversation and its state to the directory `path`.
+
+        A conversation saved there before is replaced in one step: whatever goes wrong, the directory holds
+        the old one or the new one. Messages are JSON in it, arrays are written by orbax. Without a state in
+        the store (no turn yet, or other slots took its room) the messages alone are saved.
+
+        Raises:
+          ValueError: `path` holds something else, or a message is not plain JSON.
+          ImportError: orbax-checkpoint is not installed (the extra `checkpoint`).
+        """
+        write_session(Path(path), self.seat, self.preamble, self.turns)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        model: Model,
+        *,
+        capacity: int | None = None,
+        store: PrefixStore | None = None,
+        slot: Hashable = 0,
+        checkpoints: int | None = None,
+        messages_only: bool = False,
+    ) -> ChatSession:
+        """Returns the conversation saved at `path`; its next turn appends to the saved state.
+
+        The state is taken only where the weights, config and dtype, the tokenizer, the chat template, the
+        capacity, and dtype and window policy of the key/value rows are those it was saved with.
+
+        Args:
+          capacity, checkpoints: None: as saved.
+          store, slot: as for a new session.
+          messages_only: leave the state out; the next turn computes it, with whatever model this is.
+
+        Raises:
+          ChatMismatchError: the state belongs to something else; the message names what.
+          SavedChatError: nothing was saved here, or not to its end, or it is damaged.
+          ImportError: there is a state, and orbax-checkpoint is not installed.
+        """
+        path = Path(path)
+        record = read_record(path)
+        session = cls(
+            model,
+            capacity=record["identity"]["capacity"] if capacity is None else capacity,
+            store=store,
+            slot=slot,
+            checkpoints=record["checkpoints"] if checkpoints is None else checkpoints,
+            messages=record["preamble"],
+        )
+        session.turns = read_turns(record, session.seat)
+        held = None if messages_only else read_slot(path, record, session.seat)
+        if held is not None:
+            session.seat.store.put(slot, held)
+        return session
+
     def _check_index(self, index: int) -> None:
         if not 0 <= index < len(self.turns):
             raise ValueError(f"there is no turn {index}: the conversation has {len(self.turns)}")
@@ -159,7 +197,7 @@ class ChatSession:
         turns: tuple[Turn, ...],
         message: str,
         *,
-        max_new_tokens: int = 512,
+        max_new_tokens: int | None = None,
         sampling: Sampling = GREEDY,
         stop: str | Sequence[str] = (),
         logprobs: int | None = None,
@@ -168,15 +206,18 @@ class ChatSession:
         began = time.perf_counter()
         question: Message = {"role": "user", "content": message}
         history = [m for turn in turns for m in (turn.question, turn.answer)]
-        messages = [*self.system, *history, question]
+        messages = [*self.preamble, *history, question]
         model, capacity = self.seat.model, self.seat.capacity
-        ids = prompt_ids(model, messages, [turn.represented for turn in turns])
-        options = Options.checked(model, [ids], max_new_tokens, sampling, stop, logprobs)
-        if len(ids) + max_new_tokens > capacity:
-            raise ValueError(
-                f"the conversation has {len(ids)} tokens, and max_new_tokens={max_new_tokens} more exceed "
-                f"the capacity of {capacity}; undo a turn, ask for fewer, or start with more capacity"
+        ids = prompt_ids(model, messages, [turn.represented for turn in turns if turn.represented])
+        wanted = max(1, min(_NEW_TOKENS, capacity - len(ids))) if max_new_tokens is None else max_new_tokens
+        if isinstance(wanted, int) and len(ids) + wanted > capacity:
+            raise CapacityError(
+                f"the conversation has {len(ids)} tokens, and max_new_tokens={wanted} more exceed the "
+                f"capacity of {capacity}; undo a turn, ask for fewer, or start with more capacity",
+                len(ids),
+                capacity,
             )
+        options = Options.checked(model, [ids], wanted, sampling, stop, logprobs)
         first_token: list[float] = []
 
         def watch(chunk: StreamChunk) -> None:

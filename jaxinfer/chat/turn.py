@@ -45,7 +45,8 @@ class Seat:
         model, config = self.model, self.model.config
         ropes = [layer.rope for layer in config.layers if layer.rope is not None]
         return PrefixMetadata(
-            model_fingerprint=model.fingerprint,
+            # Weights in another dtype are other weights, whatever the rows are kept in.
+            model_fingerprint=model.fingerprint and (model.fingerprint, config.dtype),
             tokenizer_fingerprint=model.tokenizer.fingerprint,
             adapter_fingerprint=None,
             vocab_size=config.vocab_size,

@@ -17,6 +17,10 @@ class OutputError(OSError):
     """The process was started without a standard output."""
 
 
+class UnreadableError(OSError):
+    """A file that was named is not what it should be."""
+
+
 def exit_code_of(error: BaseException) -> int:
     """Returns the code for an exception: a ValueError is the caller's, except that a file is at fault."""
     if isinstance(error, KeyboardInterrupt):
@@ -33,7 +37,7 @@ def exit_code_of(error: BaseException) -> int:
 def one_line(error: BaseException) -> str:
     """Returns what went wrong, on one line; with the kind of error where it was not raised for a reader."""
     text = " ".join(str(error).split())
-    if isinstance(error, OSError) and error.strerror and not isinstance(error, OutputError):
+    if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}"
     meant_for_readers = type(error).__module__.startswith("jaxinfer.") or isinstance(error, ValueError)

@@ -22,13 +22,19 @@ Result = TypeVar("Result")
 
 def watch_for_interrupts() -> None:
     """Takes over SIGINT, unless it is ignored as in a background job."""
-
-    def first(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        raise KeyboardInterrupt
-
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, first)
+        signal.signal(signal.SIGINT, _first_interrupt)
+
+
+def watch_again() -> None:
+    """Makes the next Ctrl-C a first one again, for a command that goes on after one."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # so `_first_interrupt` left it
+        signal.signal(signal.SIGINT, _first_interrupt)
+
+
+def _first_interrupt(number: int, frame: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def in_thread(function: Callable[[], Result]) -> Result:
@@ -36,6 +42,11 @@ def in_thread(function: Callable[[], Result]) -> Result:
 
     On a KeyboardInterrupt here the thread is left to itself: the process is about to end with `leave`.
     """
+    return start_thread(function).result()
+
+
+def start_thread(function: Callable[[], Result]) -> Future[Result]:
+    """Returns what `function` will return or raise in another thread, which the process does not wait for."""
     outcome: Future[Result] = Future()
 
     def work() -> None:
@@ -45,7 +56,7 @@ def in_thread(function: Callable[[], Result]) -> Result:
             outcome.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    return outcome.result()
+    return outcome
 
 
 def leave(exit_code: int) -> NoReturn:

@@ -182,23 +182,14 @@ class PrefixStore:
             boundary=turn.boundary,
             taken=taken,
         )
-        self._put(turn.slot, Slot(entry, state, ring))
+        self.put(turn.slot, Slot(entry, state, ring))
 
-    def drop(self, slot: Hashable) -> None:
-        """Empties a slot; nothing happens when it is empty."""
-        self._slots = types.MappingProxyType({name: s for name, s in self._slots.items() if name != slot})
+    def put(self, name: Hashable, slot: Slot) -> None:
+        """Fills a slot; other slots make room where they must.
 
-    def _check_fits(self, name: Hashable, size_bytes: int) -> None:
-        if size_bytes > self.budget_bytes:
-            raise ValueError(
-                f"PrefixStore(budget_bytes={self.budget_bytes}) cannot hold slot {name!r} of "
-                f"{size_bytes} bytes; raise the budget or lower the capacity"
-            )
-
-    def _both_fit(self, held: Slot) -> bool:
-        return self.size_bytes + state_bytes(held.state) <= self.budget_bytes
-
-    def _put(self, name: Hashable, slot: Slot) -> None:
+        Raises:
+          ValueError: the slot alone is larger than the budget; it is empty then.
+        """
         others = {other: s for other, s in self._slots.items() if other != name}
         try:
             self._check_fits(name, slot.size_bytes)
@@ -216,6 +207,20 @@ class PrefixStore:
             else:
                 others[other] = thinned
         self._slots = types.MappingProxyType({**others, name: slot})
+
+    def drop(self, slot: Hashable) -> None:
+        """Empties a slot; nothing happens when it is empty."""
+        self._slots = types.MappingProxyType({name: s for name, s in self._slots.items() if name != slot})
+
+    def _check_fits(self, name: Hashable, size_bytes: int) -> None:
+        if size_bytes > self.budget_bytes:
+            raise ValueError(
+                f"PrefixStore(budget_bytes={self.budget_bytes}) cannot hold slot {name!r} of "
+                f"{size_bytes} bytes; raise the budget or lower the capacity"
+            )
+
+    def _both_fit(self, held: Slot) -> bool:
+        return self.size_bytes + state_bytes(held.state) <= self.budget_bytes
 
 
 def _thinned(slot: Slot, excess_bytes: int) -> Slot | None:

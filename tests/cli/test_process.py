@@ -37,7 +37,7 @@ def test_help_lists_the_commands(cache):
         out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
     assert err == b""
-    assert all(name in out.decode() for name in ("generate", "pull", "info"))
+    assert all(name in out.decode() for name in ("generate", "chat", "pull", "info"))
 
 
 def test_an_interrupt_keeps_the_text_and_leaves_one_line_and_the_compiled_programs(endless_model, cache):

@@ -41,8 +41,11 @@ def write_model(directory: Path, *, chat: bool, family: str = "llama", **config:
 SCRIPT = "import sys; from jaxinfer.cli import main; sys.exit(main())"  # what the installed script does
 
 
-def start(*arguments: str, cache: Path, redirect: str = "", script: str = SCRIPT) -> subprocess.Popen[bytes]:
-    """Starts the command as a process with its own cache; `redirect` is the shell's."""
+def start(
+    *arguments: str, cache: Path, redirect: str = "", script: str = SCRIPT, stdin: bool = False
+) -> subprocess.Popen[bytes]:
+    """Starts the command as a process with its own cache; `redirect` is the shell's, `stdin`: from a pipe."""
     command = ["/bin/sh", "-c", f'exec "$@" {redirect}', "sh", sys.executable, "-c", script, *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAXINFER_CACHE": str(cache)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe if stdin else None, stdout=pipe, stderr=pipe)
