@@ -17,7 +17,7 @@ from jaxinfer.chat.prompt import Message, Represented
 from jaxinfer.chat.reply import Turn
 from jaxinfer.chat.saved_files import SavedChatError, read_arrays, write_saved
 from jaxinfer.chat.turn import Seat
-from jaxinfer.prefix import CheckpointRing, PrefixEntry, PrefixReuseMode, Slot
+from jaxinfer.prefix import CheckpointRing, ContentSpan, PrefixEntry, PrefixReuseMode, Slot
 from jaxinfer.prefix.store import ring_checkpoint, state_bytes
 from jaxinfer.state import Checkpoint, snapshot
 
@@ -92,7 +92,7 @@ def read_slot(path: Path, record: Mapping[str, Any], seat: Seat) -> Slot | None:
         represented_len=len(saved["token_ids"]),
         recurrent_len=saved["recurrent_len"],
         rollback_floor=saved["rollback_floor"],
-        content=tuple(tuple(span) for span in saved["content"]),
+        content=tuple(ContentSpan(*span) for span in saved["content"]),
     )
     if int(np.asarray(state.length)[0]) != entry.represented_len:
         raise SavedChatError(f"{path}: the saved state and its tokens are not of one length")
