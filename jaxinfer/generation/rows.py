@@ -235,6 +235,8 @@ class RowAnswer:
             text += self._take(block, int(column))
             if self.is_done:
                 text += self._text.finish()
+                if self._text.stopped_by is not None:  # completed by the mark of an unfinished character
+                    self.finish_reason = "stop"
                 break
         if stream is not None and len(self.token_ids) > before:
             stream(StreamChunk(self._row, text, tuple(self.token_ids[before:]), self.finish_reason))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxinfer.models import gemma3, llama, mistral, qwen3, qwen3_5, qwen3_next
+from jaxinfer.models.config_values import check_values
 from jaxinfer.models.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -24,7 +25,9 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def family_of(raw: Mapping[str, Any]) -> Family:
-    """Returns the family of a config.json dict; ValueError when none reads its model_type."""
+    """Returns the family of a config.json dict; ValueError when none reads its model_type, or a value in it
+    is one that no model has."""
+    check_values(raw)
     model_type = raw.get("model_type")
     for family in FAMILIES:
         if model_type in family.model_types:

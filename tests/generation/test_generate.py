@@ -127,6 +127,14 @@ def test_either_id_of_an_eos_list_stops(batch):
     assert got.finish_reason == "stop"
 
 
+def test_a_stop_string_that_the_mark_of_an_unfinished_character_completes_is_a_stop():
+    (plain,) = ji.generate(MODEL, PROMPTS[0], max_new_tokens=12)
+    cut = next(n for n in range(1, 13) if MODEL.tokenizer.decode(plain.token_ids[:n]).endswith("\ufffd"))
+    (got,) = ji.generate(MODEL, PROMPTS[0], max_new_tokens=cut, stop=["\ufffd"])
+    assert (got.finish_reason, got.stop) == ("stop", "\ufffd")
+    assert got.text == plain.text[: plain.text.index("\ufffd")]
+
+
 def test_fault_34_the_ends_of_the_config_and_of_the_tokenizer_both_stop():
     import dataclasses
 

@@ -148,3 +148,34 @@ def test_qwen_routes_every_sparse_step_but_the_dense_layers():
 def test_what_is_not_supported_is_refused_by_name(name, changes, message):
     with pytest.raises(ValueError, match=message):
         read(name, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama", dict(num_hidden_layers=0)),
+        ("llama", dict(num_hidden_layers=10**9)),
+        ("llama", dict(num_hidden_layers="3")),
+        ("llama", dict(num_hidden_layers=3.0)),
+        ("llama", dict(num_key_value_heads=0)),
+        ("llama", dict(head_dim=0)),
+        ("llama", dict(max_position_embeddings=True)),
+        ("llama", dict(vocab_size=-1)),
+        ("llama", dict(rms_norm_eps=float("nan"))),
+        ("llama", dict(rms_norm_eps="1e-5")),
+        ("llama", dict(rope_theta=-5.0)),
+        ("llama", dict(rope_parameters="default")),
+        ("llama", dict(eos_token_id="</s>")),
+        ("llama", dict(eos_token_id=[2, None])),
+        ("mistral", dict(sliding_window=-3)),
+        ("gemma3_text", dict(query_pre_attn_scalar=0)),
+        ("gemma3_text", dict(sliding_window=1.5)),
+        ("gemma3", dict(text_config=[])),
+        ("gemma3", dict(text_config={"hidden_size": "64"})),
+    ],
+)
+def test_a_value_that_no_model_has_is_named(name, changes):
+    (key,) = changes
+    key = "hidden_size" if isinstance(changes[key], dict) else key
+    with pytest.raises(ValueError, match=f"config.json: {key} must be .*; got"):
+        read(name, **changes)
