@@ -26,6 +26,7 @@ import jaxinfer as ji
 import jaxinfer.chat.session as session_module
 import jaxinfer.chat.turn as turn_module
 from benchmarks.machine import HUGE_PAGES, ROOT, LoadMeter, machine_record, pin_threads, wait_until_quiet
+from jaxinfer.chat.prompt import rendered
 from jaxinfer.generation import kv_dtype
 from jaxinfer.generation.prefill import prefill
 from jaxinfer.loading.chat_template import ChatTemplate
@@ -97,11 +98,9 @@ def question_of(session: ji.ChatSession, turns: int, target: int, word: str) -> 
     for _ in range(20):
         text = " ".join([word] * count)
         messages = [*history, {"role": "user", "content": text}]
-        length = len(
-            session_module.prompt_ids(
-                session.seat.model, messages, [turn.represented for turn in kept if turn.represented]
-            )
-        )
+        model = session.seat.model
+        represented = [turn.represented for turn in kept if turn.represented]
+        length = len(session_module.prompt_ids(model, rendered(model, messages), represented))
         if length == target:
             return text
         count = max(1, count + target - length)

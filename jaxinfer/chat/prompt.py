@@ -19,17 +19,13 @@ class Represented:
     token_ids: tuple[int, ...]
 
 
-def prompt_ids(model: Model, messages: Sequence[Message], history: Sequence[Represented]) -> list[int]:
-    """Returns the ids of a conversation, ready for the model's answer.
+def prompt_ids(model: Model, text: str, history: Sequence[Represented]) -> list[int]:
+    """Returns the ids of a rendered conversation, ready for the model's answer.
 
     Tokenising text again need not give the ids that made it. So where the rendered conversation begins with
     what an earlier turn has represented, those ids are kept and only the rest is tokenised; where the
     template rewrites history (drops thinking, trims an answer) the text differs and all of it is.
-
-    Raises:
-      ChatTemplateError: messages that the template refuses.
     """
-    text = rendered(model, messages)
     for earlier in sorted(history, key=lambda turn: len(turn.text), reverse=True):
         if text.startswith(earlier.text):
             ids = [*earlier.token_ids, *model.tokenizer.encode_rendered(text[len(earlier.text) :])]
@@ -39,16 +35,16 @@ def prompt_ids(model: Model, messages: Sequence[Message], history: Sequence[Repr
     return model.tokenizer.encode_rendered(text)
 
 
-def last_question_start(model: Model, messages: Sequence[Message], ids: Sequence[int]) -> int:
+def last_question_start(model: Model, messages: Sequence[Message], text: str, ids: Sequence[int]) -> int:
     """Returns how many of a prompt's ids come before its last message: where an edit of it would go on.
 
-    0 where the template does not render the earlier messages to the beginning of the same text.
+    0 where the template does not render the earlier messages to the beginning of the same text. `text` and
+    `ids` are those of `messages`.
     """
     try:
         head = rendered(model, messages[:-1], add_generation_prompt=False)
     except ValueError:  # a template may refuse a conversation that ends there
         return 0
-    text = rendered(model, messages)
     if not text.startswith(head):
         return 0
     # The ids of earlier answers are their own; the tail was tokenised just now.
@@ -58,6 +54,10 @@ def last_question_start(model: Model, messages: Sequence[Message], ids: Sequence
 
 
 def rendered(model: Model, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-    """Returns the text of a conversation, with what introduces the answer unless that is turned off."""
+    """Returns the text of a conversation, with what introduces the answer unless that is turned off.
+
+    Raises:
+      ChatTemplateError: messages that the template refuses.
+    """
     assert model.chat_template is not None  # held by ChatSession
     return model.chat_template.render(messages, add_generation_prompt=add_generation_prompt)

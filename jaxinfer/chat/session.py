@@ -208,7 +208,8 @@ class ChatSession:
         history = [m for turn in turns for m in (turn.question, turn.answer)]
         messages = [*self.preamble, *history, question]
         model, capacity = self.seat.model, self.seat.capacity
-        ids = prompt_ids(model, messages, [turn.represented for turn in turns if turn.represented])
+        text = rendered(model, messages)
+        ids = prompt_ids(model, text, [turn.represented for turn in turns if turn.represented])
         wanted = max(1, min(_NEW_TOKENS, capacity - len(ids))) if max_new_tokens is None else max_new_tokens
         if isinstance(wanted, int) and len(ids) + wanted > capacity:
             raise CapacityError(
@@ -220,18 +221,16 @@ class ChatSession:
         options = Options.checked(model, [ids], wanted, sampling, stop, logprobs)
         first_token: list[float] = []
 
-        def watch(chunk: StreamChunk) -> None:
+        def watch(num_tokens: int) -> None:
             first_token.append(time.perf_counter())
-            if stream is not None:
-                stream(chunk)
 
-        at = last_question_start(model, messages, ids)
-        result = run_turn(self.seat, ids, options, checkpoint_at=(at,), stream=watch)
+        at = (last_question_start(model, messages, text, ids),) if self.seat.keeps_checkpoints else ()
+        result = run_turn(self.seat, ids, options, checkpoint_at=at, stream=stream, on_tokens=watch)
         generation = result.generation
         timings = _timings(began, first_token[0], len(generation.token_ids))
         reply = Reply(generation.text, result.plan, timings, generation)
         raw = model.tokenizer.decode(generation.token_ids, skip_special_tokens=False)
-        represented = Represented(rendered(model, messages) + raw, (*ids, *generation.token_ids))
+        represented = Represented(text + raw, (*ids, *generation.token_ids))
         answer = {"role": "assistant", "content": generation.text}
         self.turns = (*turns, Turn(question, answer, represented, reply))
         return reply

@@ -101,6 +101,7 @@ def run_turn(
     *,
     checkpoint_at: Sequence[int] = (),
     stream: Callable[[StreamChunk], None] | None = None,
+    on_tokens: Callable[[int], None] | None = None,
 ) -> TurnResult:
     """Returns the answer to a prompt and leaves prompt and answer in the seat's slot.
 
@@ -111,6 +112,7 @@ def run_turn(
       ids: the whole prompt, checked with `options` and against the capacity.
       checkpoint_at: lengths of the prompt to take checkpoints at, where the seat keeps any.
       stream: as in `generate`.
+      on_tokens: called with the number of tokens of every device call.
     """
     model, config, metadata = seat.model, seat.model.config, seat.metadata
     opened = seat.store.open(seat.slot, metadata, ids, fresh=seat.fresh_state)
@@ -127,7 +129,7 @@ def run_turn(
     taken = []
     for logits, state, checkpoints in chunks:  # noqa: B007
         taken += [ring_checkpoint(found) for found in checkpoints if bool(found.valid[0])]
-    run, (answer,) = continue_rows(model, logits, state, [ids], options, stream=stream)
+    run, (answer,) = continue_rows(model, logits, state, [ids], options, stream=stream, on_tokens=on_tokens)
     generation = answer.result()
     # The last token was sampled and not fed; fed, the state stands for the whole answer.
     _, state = prefill(model.params, [answer.sampled_ids[-1:]], run.state, config=config, donate=True)

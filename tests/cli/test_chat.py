@@ -193,9 +193,7 @@ def test_messages_of_another_form_are_bad_use(chat, tmp_path, text, reason):
 
 
 def test_a_full_conversation_says_what_to_do_and_can_be_undone(chat_json):
-    code, records = chat_json(
-        "hello", "a longer question", "/undo", "why", options=("--capacity", "28", *FEW)
-    )
+    code, records = chat_json("hello", "a question that leaves no room", "/undo", "why")
     assert code == 1
     full = records[1]["error"]
     assert "its capacity is 48: a lower --max-new-tokens leaves room, /undo takes turns back" in full
