@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
-import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.chat_commands import COMMANDS, HELP, ChatCommand
-from jaxinfer.cli.chat_turn import Output, TurnInterrupted, more_room, take_turn
+from jaxinfer.cli.chat_turn import Chat, Output, TurnInterrupted, more_room
 from jaxinfer.cli.exit_codes import FAILURE, OK, UnreadableError, UsageError, one_line
 from jaxinfer.cli.interrupts import in_thread
 from jaxinfer.cli.model_source import add_model_options, load_model
@@ -23,7 +21,6 @@ from jaxinfer.cli.terminal import is_terminal, note, stage, write_out
 if TYPE_CHECKING:
     from jaxinfer.chat import ChatSession
     from jaxinfer.models import Model
-    from jaxinfer.sampling import Sampling
 
 _CAPACITY = 4096
 
@@ -72,92 +69,43 @@ def run(args: argparse.Namespace) -> int:
     note("/help shows the commands, /quit or Ctrl-D ends")
     try:
         for line in _typed_lines() if typed else _piped_lines():
-            if not chat.take(line):
+            if not _take(chat, line):
                 break
     except KeyboardInterrupt:  # at the prompt: one way to leave
         write_out("" if args.json else "\n")
     return FAILURE if chat.failed and not typed else OK
 
 
-@dataclasses.dataclass
-class Chat:
-    """The conversation that the command holds, and how its turns are asked for.
+def _take(chat: Chat, line: str) -> bool:
+    """Does what a line asks for and returns whether to go on; what goes wrong is one line."""
+    from jaxinfer.chat import CapacityError
 
-    Attributes:
-      session: replaced by /load.
-      num_asked: turns taken so far, dropped ones too: each draws with a seed of its own.
-      failed: whether some line could not be done.
-    """
-
-    model: Model
-    session: ChatSession
-    sampling: Sampling
-    max_new_tokens: int | None
-    stop: tuple[str, ...]
-    output: Output
-    num_asked: int = 0
-    failed: bool = False
-
-    def take(self, line: str) -> bool:
-        """Does what a line asks for and returns whether to go on; what goes wrong is one line."""
-        from jaxinfer.chat import CapacityError
-
-        text = line.strip()
-        if not text:
-            return True
-        try:
-            if not text.startswith("/"):
-                self.ask(line)
-                return True
-            name, _, rest = text[1:].partition(" ")
-            if name == "quit":
-                return False
-            command: ChatCommand | None = COMMANDS.get(name)
-            if command is None:
-                raise UsageError(f"there is no command /{name}; /help shows those there are")
-            command(self, rest.strip())
-        except TurnInterrupted:
-            pass  # told already
-        except CapacityError as error:
-            self._fail(
-                f"the conversation has {error.num_tokens} tokens, and its capacity is {error.capacity}: "
-                f"a lower --max-new-tokens leaves room, {more_room(self.session)}"
-            )
-        except (ValueError, OSError, ImportError) as error:
-            if isinstance(error, BrokenPipeError):
-                raise
-            self._fail(one_line(error))
+    text = line.strip()
+    if not text:
         return True
-
-    def ask(self, question: str, index: int | None = None) -> None:
-        """Asks, in place of question `index` where it is given."""
-        options: dict[str, Any] = {
-            "max_new_tokens": self.max_new_tokens,
-            "sampling": self._next_sampling(),
-            "stop": self.stop,
-        }
-        session = self.session
-
-        def send(stream: Any) -> Any:
-            if index is None:
-                return session.send(question, stream=stream, **options)
-            return session.edit(index, question, stream=stream, **options)
-
-        seed = options["sampling"].seed
-        take_turn(send, self.output, session, seed=seed)
-
-    def _next_sampling(self) -> Sampling:
-        """Returns the sampling of the next turn: another seed each time, or /retry would say the same."""
-        sampling = self.sampling
-        if sampling.temperature > 0:
-            first = secrets.randbits(32) if sampling.seed is None else sampling.seed
-            sampling = dataclasses.replace(sampling, seed=(first + self.num_asked) % 2**64)
-        self.num_asked += 1
-        return sampling
-
-    def _fail(self, line: str) -> None:
-        self.failed = True
-        self.output.error(line)
+    try:
+        if not text.startswith("/"):
+            chat.ask(line)
+            return True
+        name, _, rest = text[1:].partition(" ")
+        if name == "quit":
+            return False
+        command: ChatCommand | None = COMMANDS.get(name)
+        if command is None:
+            raise UsageError(f"there is no command /{name}; /help shows those there are")
+        command(chat, rest.strip())
+    except TurnInterrupted:
+        pass  # told already
+    except CapacityError as error:
+        chat.fail(
+            f"the conversation has {error.num_tokens} tokens, and its capacity is {error.capacity}: "
+            f"a lower --max-new-tokens leaves room, {more_room(chat.session)}"
+        )
+    except (ValueError, OSError, ImportError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        chat.fail(one_line(error))
+    return True
 
 
 def _session(args: argparse.Namespace, model: Model, messages: list[dict[str, Any]]) -> ChatSession:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jaxinfer.cli.chat_turn import reply_record, stats_line
+from jaxinfer.cli.chat_turn import Chat, reply_record, stats_line
 from jaxinfer.cli.exit_codes import UsageError
 from jaxinfer.cli.sizes import format_bytes
 
-if TYPE_CHECKING:
-    from jaxinfer.cli.chat import Chat
-
-ChatCommand = Callable[["Chat", str], None]
+ChatCommand = Callable[[Chat, str], None]
 
 HELP = (
     "/undo drops the last question and its answer",

@@ -1,8 +1,9 @@
-"""One turn of `jaxinfer chat`: the answer as it comes, what is told of it, and how Ctrl-C ends it alone."""
+"""The conversation of `jaxinfer chat`: its turns, what is told of them, and how Ctrl-C ends one alone."""
 
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from jaxinfer.cli.terminal import say, stage, write_json, write_out
 if TYPE_CHECKING:
     from jaxinfer.chat import ChatSession, Reply
     from jaxinfer.generation import StreamChunk
+    from jaxinfer.models import Model
+    from jaxinfer.sampling import Sampling
 
 
 class TurnInterrupted(Exception):
@@ -44,6 +47,57 @@ class Output:
         if self.json:
             write_json({"error": line})
         say(f"error: {line}")
+
+
+@dataclasses.dataclass
+class Chat:
+    """The conversation that the command holds, and how its turns are asked for.
+
+    Attributes:
+      session: replaced by /load.
+      num_asked: turns taken so far, dropped ones too: each draws with a seed of its own.
+      failed: whether some line could not be done.
+    """
+
+    model: Model
+    session: ChatSession
+    sampling: Sampling
+    max_new_tokens: int | None
+    stop: tuple[str, ...]
+    output: Output
+    num_asked: int = 0
+    failed: bool = False
+
+    def ask(self, question: str, index: int | None = None) -> None:
+        """Asks, in place of question `index` where it is given."""
+        options: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "sampling": self._next_sampling(),
+            "stop": self.stop,
+        }
+        session = self.session
+
+        def send(stream: Any) -> Any:
+            if index is None:
+                return session.send(question, stream=stream, **options)
+            return session.edit(index, question, stream=stream, **options)
+
+        seed = options["sampling"].seed
+        take_turn(send, self.output, session, seed=seed)
+
+    def _next_sampling(self) -> Sampling:
+        """Returns the sampling of the next turn: another seed each time, or /retry would say the same."""
+        sampling = self.sampling
+        if sampling.temperature > 0:
+            first = secrets.randbits(32) if sampling.seed is None else sampling.seed
+            sampling = dataclasses.replace(sampling, seed=(first + self.num_asked) % 2**64)
+        self.num_asked += 1
+        return sampling
+
+    def fail(self, line: str) -> None:
+        """Tells why a line could not be done."""
+        self.failed = True
+        self.output.error(line)
 
 
 def take_turn(
