@@ -62,6 +62,15 @@ def test_rule_41_a_checkpoint_of_layers_that_keep_all_rows_holds_no_row():
     assert saved.size_bytes == BATCH * (4 + 1)  # length and valid
 
 
+def test_restoring_layers_that_keep_all_rows_copies_none():
+    state = extend(empty(KEEPS_ALL), sequences(), [5, 5])[1]
+    longer = extend(state, sequences(), [9, 14])[1]
+    back = ji.restore(longer, ji.snapshot(state))
+    for old, new in zip(longer.layers, back.layers, strict=True):
+        assert new.key.unsafe_buffer_pointer() == old.key.unsafe_buffer_pointer()
+        assert new.value.unsafe_buffer_pointer() == old.value.unsafe_buffer_pointer()
+
+
 def test_rule_41_a_checkpoint_holds_the_last_window_less_one_rows_of_each_evicting_layer():
     config, _ = model()
     state = extend(empty(EVICTS), sequences(), [2, 30])[1]
