@@ -113,7 +113,7 @@ def test_a_turn_that_breaks_off_leaves_the_session_as_it_was():
     session.send("hi", max_new_tokens=3)
 
     def break_off(chunk):
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt("stop")
 
-    unchanged_after(session, KeyboardInterrupt, "", max_new_tokens=3, stream=break_off)
+    unchanged_after(session, KeyboardInterrupt, "^stop$", max_new_tokens=3, stream=break_off)
     assert session.send("and", max_new_tokens=3).plan.mode is ji.PrefixReuseMode.EXACT_APPEND
