@@ -103,6 +103,20 @@ def test_a_record_is_what_generate_gives(tmp_path):
     assert [record["seed"] for record in records(tmp_path / "out")] == [None, 7, 8]
 
 
+def test_a_hybrids_rows_are_what_each_gives_alone_also_after_a_kill(tmp_path):
+    hybrid, settings = tiny_model("qwen3_5", seed=5), dataclasses.replace(SETTINGS, batch_size=2)
+    rows = [{"prompt": "abc" * length, "seed": length} for length in (1, 3, 2, 4, 1)]
+    path, out = write(tmp_path / "in", rows), tmp_path / "out"
+    with pytest.raises(Killed):
+        run_job(hybrid, path, out, settings, watch=killed_at(5))
+    done = run_job(hybrid, path, out, settings, existing="resume")
+    assert 0 < done.earlier_rows < len(rows)
+    samplings = [Sampling(temperature=1.5, seed=row["seed"]) for row in rows]
+    for record, row, sampling in zip(records(out), rows, samplings, strict=True):
+        (alone,) = generate(hybrid, row["prompt"], max_new_tokens=4, sampling=sampling)
+        assert record["token_ids"] == list(alone.token_ids)
+
+
 def test_a_rows_draws_depend_on_its_id_alone(tmp_path):
     rows = [{"id": name, "prompt": "same"} for name in "abcd"]
     run_job(MODEL, write(tmp_path / "in", rows), tmp_path / "out", SETTINGS)
