@@ -4,8 +4,12 @@
 
 # Models and steps
 from jaxinfer.config import LayerConfig as LayerConfig, LayerKind as LayerKind, ModelConfig as ModelConfig
+from jaxinfer.config import VisionConfig as VisionConfig
+from jaxinfer.images import ImageError as ImageError, PreparedImage as PreparedImage
+from jaxinfer.images import prepare_image as prepare_image, prepare_pan_and_scan as prepare_pan_and_scan
 from jaxinfer.loading import CheckpointError as CheckpointError, load as load, pull as pull
 from jaxinfer.models import Aux as Aux, Model as Model, StepInputs as StepInputs
+from jaxinfer.models import ImageFeatures as ImageFeatures, encode_image as encode_image
 from jaxinfer.models import forward as forward, forward_with_aux as forward_with_aux
 
 # State

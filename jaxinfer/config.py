@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from typing import Literal, get_args
 
 from jaxinfer.spans import MaskPolicy
@@ -25,6 +26,7 @@ class LayerKind(enum.Enum):
 
 
 RopeScaling = Literal["none", "linear", "llama3"]
+VisionKind = Literal["siglip", "qwen_vl"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +139,107 @@ class GatedDeltaConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class VisionConfig:
+    """An image tower: what it computes, and how an image becomes its input.
+
+    "siglip" (Gemma 3): square images of one size, learned positions, features pooled by `merge_size` squared.
+    "qwen_vl" (Qwen3-VL, Qwen3.5): any size, a square table of positions that is interpolated, two-axis rope,
+    `merge_size` squared patches joined into one feature.
+    """
+
+    kind: VisionKind
+    embed_dim: int
+    mlp_dim: int
+    num_layers: int
+    num_heads: int
+    patch_size: int  # pixels a side
+    merge_size: int  # patches a side that become one token
+    num_positions: int  # entries of the learned table, a square
+    out_dim: int  # the decoder's embed_dim
+    norm_eps: float = 1e-6
+    num_channels: int = 3
+    temporal_patch_size: int = 1  # frames a patch; a still image is repeated
+    rope_theta: float | None = None  # of both axes; None: no rope
+    deepstack_layers: tuple[
+        int, ...
+    ] = ()  # feature j, after layer deepstack_layers[j], joins decoder layer j
+    image_size: int | None = None  # siglip: pixels a side of every image
+    min_pixels: int | None = None  # qwen_vl: an image is resized to between these
+    max_pixels: int | None = None
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    begin_token_id: int | None = None  # of the tokens around an image's placeholders
+    end_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(VisionKind):
+            raise ValueError(
+                f"VisionConfig(kind=...) must be one of {get_args(VisionKind)}; got {self.kind!r}"
+            )
+        counts = ("embed_dim", "mlp_dim", "num_layers", "num_heads", "patch_size", "merge_size")
+        for name in (*counts, "num_positions", "out_dim", "num_channels", "temporal_patch_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"VisionConfig({name}=...) must be an int of at least 1; got {value!r}")
+        if self.embed_dim % self.num_heads:
+            raise ValueError(
+                f"VisionConfig(embed_dim={self.embed_dim}) must be a multiple of num_heads={self.num_heads}"
+            )
+        if self.position_side**2 != self.num_positions:
+            raise ValueError(f"VisionConfig(num_positions={self.num_positions}) must be a square number")
+        if len(self.mean) != self.num_channels or len(self.std) != self.num_channels or 0 in self.std:
+            raise ValueError(
+                f"VisionConfig(mean=..., std=...) must be {self.num_channels} numbers each, no std 0; got "
+                f"{self.mean}, {self.std}"
+            )
+        if any(not 0 <= layer < self.num_layers for layer in self.deepstack_layers):
+            raise ValueError(
+                f"VisionConfig(deepstack_layers={self.deepstack_layers}) must be layers of 0.."
+                f"{self.num_layers - 1}"
+            )
+        if self.kind == "siglip":
+            self._check_siglip()
+        elif self.rope_theta is None or not 0 < (self.min_pixels or 0) <= (self.max_pixels or 0):
+            raise ValueError(
+                "VisionConfig(kind='qwen_vl') needs rope_theta and 0 < min_pixels <= max_pixels; got "
+                f"{self.rope_theta}, {self.min_pixels}, {self.max_pixels}"
+            )
+        elif self.head_dim % 4:
+            raise ValueError(
+                f"VisionConfig(kind='qwen_vl') needs a head_dim that is a multiple of 4: half of it turns "
+                f"with each axis; got {self.head_dim}"
+            )
+
+    def _check_siglip(self) -> None:
+        side = self.position_side
+        if self.image_size is None or self.image_size // self.patch_size != side or side % self.merge_size:
+            raise ValueError(
+                f"VisionConfig(kind='siglip') needs image_size // patch_size = {side} patches a side, a "
+                f"multiple of merge_size={self.merge_size}; got {self.image_size} // {self.patch_size}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+        return self.embed_dim // self.num_heads
+
+    @property
+    def position_side(self) -> int:
+        """Entries a side of the square table of positions."""
+        return math.isqrt(self.num_positions)
+
+    @property
+    def patch_dim(self) -> int:
+        """Values of one patch: channels, frames, pixels."""
+        return self.num_channels * self.temporal_patch_size * self.patch_size**2
+
+    @property
+    def tokens_per_image(self) -> int | None:
+        """Tokens that every image stands for; None where they follow from the image's size."""
+        return (self.position_side // self.merge_size) ** 2 if self.kind == "siglip" else None
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """A decoder-only language model. Sizes are in elements; `dtype` is that of weights and KV rows."""
 
@@ -164,6 +267,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     image_token_id: int | None = None
+    vision: VisionConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "embed_dim", "mlp_dim", "num_q_heads", "num_kv_heads", "head_dim"):
@@ -185,6 +289,11 @@ class ModelConfig:
             raise ValueError("ModelConfig(moe=None) does not fit a layer with mlp='moe'")
         if self.is_recurrent and self.gated_delta is None:
             raise ValueError("ModelConfig(gated_delta=None) does not fit a GATED_DELTA layer")
+        if self.vision is not None and self.vision.out_dim != self.embed_dim:
+            raise ValueError(
+                f"ModelConfig(vision=...) gives features of {self.vision.out_dim} channels for "
+                f"embed_dim={self.embed_dim}"
+            )
 
     @property
     def num_groups(self) -> int:

@@ -15,6 +15,7 @@ STANDS_ON = {
     "config": ("spans",),
     "state": ("config",),
     "prefix": ("state",),
+    "images": ("config",),
     "ops": ("config",),
     "nn": ("state", "ops"),
     "models": ("nn",),

@@ -11,3 +11,6 @@ from jaxinfer.models.params import DecoderParams as DecoderParams
 from jaxinfer.models.params import param_shapes as param_shapes
 from jaxinfer.models.registry import family_of as family_of
 from jaxinfer.models.stored_weights import WeightsError as WeightsError
+from jaxinfer.models.vision import ImageFeatures as ImageFeatures
+from jaxinfer.models.vision import VisionParams as VisionParams
+from jaxinfer.models.vision import encode_image as encode_image

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from jaxinfer.config import ModelConfig
 from jaxinfer.models.params import DecoderParams
+from jaxinfer.models.vision.params import VisionParams
 from jaxinfer.state import KvWindowPolicy
 
 
@@ -47,6 +48,7 @@ class Model:
       chat_template: None for a base model.
       fingerprint: content hash of weights and config.
       kv_window: whether sliding layers of its states drop rows behind their window.
+      vision: weights of its image tower, which `config.vision` describes; None for a text model.
     """
 
     config: ModelConfig
@@ -55,3 +57,4 @@ class Model:
     chat_template: ChatTemplate | None = dataclasses.field(repr=False)
     fingerprint: str
     kv_window: KvWindowPolicy
+    vision: VisionParams | None = dataclasses.field(default=None, repr=False)

@@ -4,7 +4,7 @@ from jaxinfer.ops.attention import AttentionImplementation, attention_implementa
 from jaxinfer.ops.experts import routed_mlp
 from jaxinfer.ops.gated_delta import causal_conv, conv_history, gated_delta_chunk, gated_delta_step
 from jaxinfer.ops.linear import embed, linear
-from jaxinfer.ops.norms import rms_norm
+from jaxinfer.ops.norms import layer_norm, rms_norm
 from jaxinfer.ops.rope import apply_rope, inverse_frequencies, rope_tables
 from pallas_kernels.compat import target_platform
 
@@ -18,6 +18,7 @@ __all__ = [
     "gated_delta_chunk",
     "gated_delta_step",
     "inverse_frequencies",
+    "layer_norm",
     "linear",
     "rms_norm",
     "rope_tables",

@@ -14,3 +14,15 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     """
     x = x.astype(jnp.float32)
     return x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * scale
+
+
+def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+    """Returns `(x - mean) / sqrt(variance + eps) * scale + bias` over the last axis, float32 (Ba et al., 2016).
+
+    Args:
+      x: `[..., D]`.
+      scale, bias: float32 `[D]`.
+    """
+    x = x.astype(jnp.float32)
+    x = x - jnp.mean(x, axis=-1, keepdims=True)
+    return x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * scale + bias
