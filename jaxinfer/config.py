@@ -160,9 +160,7 @@ class VisionConfig:
     num_channels: int = 3
     temporal_patch_size: int = 1  # frames a patch; a still image is repeated
     rope_theta: float | None = None  # of both axes; None: no rope
-    deepstack_layers: tuple[
-        int, ...
-    ] = ()  # feature j, after layer deepstack_layers[j], joins decoder layer j
+    deepstack_layers: tuple[int, ...] = ()  # feature j, after the j-th of these, joins decoder layer j
     image_size: int | None = None  # siglip: pixels a side of every image
     min_pixels: int | None = None  # qwen_vl: an image is resized to between these
     max_pixels: int | None = None

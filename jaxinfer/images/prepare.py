@@ -1,6 +1,7 @@
 """From an image to a tower's input: resize, normalise, and for Qwen's towers the order of patches.
 
-Equal to the Pillow image processors of transformers 5.24 (`Gemma3ImageProcessorPil`, `Qwen2VLImageProcessorPil`).
+Equal to the Pillow image processors of transformers 5.24, `Gemma3ImageProcessorPil` and
+`Qwen2VLImageProcessorPil`.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ def qwen_vl_size(
 ) -> tuple[int, int]:
     """Returns (height, width) in pixels: multiples of `factor`, between the bounds, the shape roughly kept.
 
-    Each side is rounded to its nearest multiple (ties to even). A product above `max_pixels` scales both sides
-    down and rounds down (at least one `factor` stays), one below `min_pixels` scales up and rounds up.
+    Each side is rounded to its nearest multiple (ties to even). Where the product is above `max_pixels` both
+    sides are scaled down and rounded down (at least one `factor` stays), where it is below `min_pixels`
+    scaled up and rounded up.
 
     Raises:
       ImageError: one side is more than 200 times the other.
@@ -41,8 +42,8 @@ def pan_and_scan_crops(
 ) -> list[np.ndarray]:
     """Returns the crops of an elongated image along its long side; none where it is not worth it.
 
-    As many as the sides' ratio, rounded, but at least two, at most `max_num_crops`, and none when a crop would
-    be smaller than `min_crop_size` pixels a side.
+    As many as the sides' ratio, rounded, but at least two, at most `max_num_crops`, and none when a crop
+    would be smaller than `min_crop_size` pixels a side.
     """
     short, long = sorted(rgb.shape[:2])
     if long / short < min_ratio:

@@ -46,7 +46,8 @@ def read_rgb(source: ImageSource, name: str) -> np.ndarray:
     """Returns the pixels of `source`, uint8 [H, W, 3], sRGB values as they are stored.
 
     Args:
-      source: a Pillow image; an array, uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]; a path; a file's bytes.
+      source: a Pillow image; a uint8 array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]; a path; a file's
+        bytes.
       name: what an error calls the image.
 
     Raises:
@@ -56,17 +57,16 @@ def read_rgb(source: ImageSource, name: str) -> np.ndarray:
     """
     if isinstance(source, np.ndarray):
         return _read_array(source, name)
-    pillow = _pillow()
-    if isinstance(source, pillow.Image):
-        return _read_pillow(source, name)
     if isinstance(source, bytes | bytearray | memoryview):
         return _read_file(io.BytesIO(source), bytes(source[:_HEAD_BYTES]), name)
     if isinstance(source, str | os.PathLike):
-        return _read_path(os.fspath(source), name)
-    raise ImageError(
-        f"{name}: must be a Pillow image, a uint8 array [H, W, C], a path or a file's bytes; got "
-        f"{type(source).__name__}"
-    )
+        return _read_path(os.fsdecode(source), name)
+    if not isinstance(source, _pillow().Image):
+        raise ImageError(
+            f"{name}: must be a Pillow image, a uint8 array [H, W, C], a path or a file's bytes; got "
+            f"{type(source).__name__}"
+        )
+    return _read_pillow(source, name)
 
 
 def _pillow() -> ModuleType:
@@ -100,15 +100,14 @@ def _read_array(array: np.ndarray, name: str) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
-def _read_path(path: str | bytes, name: str) -> np.ndarray:
-    shown = os.fsdecode(path)
-    if shown.startswith(("http://", "https://", "data:")):
-        raise ImageError(f"{name}: {shown[:60]} is a URL; download it and pass a path or its bytes")
-    if shown.lower().endswith(_VIDEO_SUFFIXES):
-        raise ImageError(f"{name}: {shown} is a video; pass its frames as images")
-    named = f"{name} ({shown})"
+def _read_path(path: str, name: str) -> np.ndarray:
+    if path.startswith(("http://", "https://", "data:")):
+        raise ImageError(f"{name}: {path[:60]} is a URL; download it and pass a path or its bytes")
+    if path.lower().endswith(_VIDEO_SUFFIXES):
+        raise ImageError(f"{name}: {path} is a video; pass its frames as images")
+    named = f"{name} ({path})"
     try:
-        data = Path(shown).read_bytes()
+        data = Path(path).read_bytes()
     except OSError as error:
         raise ImageError(f"{named}: cannot be read: {error.strerror or error}") from error
     return _read_file(io.BytesIO(data), data[:_HEAD_BYTES], named)
@@ -144,7 +143,8 @@ def _read_pillow(image: Image, name: str) -> np.ndarray:
     _check_size(*image.size, name)
     if image.width * image.height > MAX_PIXELS:
         raise ImageError(
-            f"{name}: has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}; scale it down first"
+            f"{name}: has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}; scale it down "
+            "first"
         )
     try:
         frames = getattr(image, "n_frames", 1)
@@ -155,7 +155,8 @@ def _read_pillow(image: Image, name: str) -> np.ndarray:
         image = ImageOps.exif_transpose(image)
         if image.mode == "F" or image.mode.startswith("I"):
             raise ImageError(
-                f"{name}: has Pillow mode {image.mode!r}, more than 8 bits a channel; scale it to 0..255 first"
+                f"{name}: has Pillow mode {image.mode!r}, more than 8 bits a channel; scale it to 0..255 "
+                "first"
             )
         if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
             image = image.convert("RGBA")

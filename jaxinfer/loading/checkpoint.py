@@ -18,6 +18,9 @@ from jaxinfer.loading.tensor_source import CheckpointError, TensorSource
 from jaxinfer.loading.tokenizer import Tokenizer
 
 CONFIG_NAME = "config.json"
+# Facts of the image preprocessor, under the key of the same name in `Checkpoint.config`; newer checkpoints
+# have them inside the processor's config.
+PREPROCESSOR_KEY = "preprocessor_config"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +29,8 @@ class Checkpoint:
 
     Attributes:
         source: its tensors.
-        config: in the layout of a Hugging Face `config.json`, whatever the file format.
+        config: in the layout of a Hugging Face `config.json`, whatever the file format; a directory's
+            `preprocessor_config.json` stands under that key.
         files: what `fingerprint` covers: weights and config.
     """
 
@@ -86,6 +90,10 @@ def _open_directory(path: Path) -> Checkpoint:
     source = SafetensorsSource(path)
     if not (config.get("dtype") or config.get("torch_dtype")):
         config = config | {"dtype": source.widest_dtype()}
+    preprocessor = read_json(path / f"{PREPROCESSOR_KEY}.json")
+    preprocessor = preprocessor or read_json(path / "processor_config.json").get("image_processor")
+    if preprocessor:
+        config = config | {PREPROCESSOR_KEY: preprocessor}
     return Checkpoint(
         source=source,
         config=config,

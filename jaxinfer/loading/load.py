@@ -34,7 +34,7 @@ def load(
     """
     # Imported here: these import jax, which the rest of this package does without.
     from jaxinfer.config import DTYPES
-    from jaxinfer.models import Model, WeightsError, assemble_params, family_of
+    from jaxinfer.models import Model, WeightsError, assemble_params, assemble_vision, family_of
     from jaxinfer.state import KvWindowPolicy
 
     if dtype is not None and dtype not in DTYPES:
@@ -49,6 +49,7 @@ def load(
     config = dataclasses.replace(config, dtype=dtype or own_dtype(checkpoint.config))
     try:
         params = assemble_params(config, family, checkpoint.source)
+        vision = assemble_vision(config, family, checkpoint.source)
     except WeightsError as error:
         raise CheckpointError(str(error)) from error
     tokenizer = checkpoint.tokenizer
@@ -61,6 +62,7 @@ def load(
         chat_template=checkpoint.chat_template,
         fingerprint=checkpoint.fingerprint,
         kv_window=KvWindowPolicy.from_env() if kv_window is None else kv_window,
+        vision=vision,
     )
 
 

@@ -1,6 +1,7 @@
 """The decoder, its weights, and how each family spells them."""
 
 from jaxinfer.models.assembly import assemble_params as assemble_params
+from jaxinfer.models.assembly import assemble_vision as assemble_vision
 from jaxinfer.models.decoder import forward as forward
 from jaxinfer.models.decoder import forward_with_aux as forward_with_aux
 from jaxinfer.models.inputs import Aux as Aux
@@ -14,3 +15,4 @@ from jaxinfer.models.stored_weights import WeightsError as WeightsError
 from jaxinfer.models.vision import ImageFeatures as ImageFeatures
 from jaxinfer.models.vision import VisionParams as VisionParams
 from jaxinfer.models.vision import encode_image as encode_image
+from jaxinfer.models.vision import vision_param_shapes as vision_param_shapes

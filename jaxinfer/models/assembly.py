@@ -14,6 +14,9 @@ from jaxinfer.models import stored_weights
 from jaxinfer.models.family import Family
 from jaxinfer.models.params import DecoderParams, leaf, param_shapes
 from jaxinfer.models.stored_weights import Put, StoredWeight, Tensors
+from jaxinfer.models.vision.assembly import vision_recipe
+from jaxinfer.models.vision.params import VisionParams
+from jaxinfer.models.vision.shapes import vision_param_shapes
 from jaxinfer.nn import AttentionParams, BlockParams, GatedDeltaParams, MlpParams, MoeParams
 
 PREFIXES = ("model.", "model.language_model.", "language_model.model.")
@@ -23,10 +26,10 @@ _logger = logging.getLogger(__name__)
 
 
 def assemble_params(config: ModelConfig, family: Family, tensors: Tensors) -> DecoderParams:
-    """Returns the params of a checkpoint in `config.dtype`; nothing is ever filled in.
+    """Returns the decoder's params of a checkpoint in `config.dtype`; nothing is ever filled in.
 
     A checkpoint that ties its head to the embedding and yet stores a head of its own gets that head. The
-    tensors of a vision tower are skipped, which is logged as a warning.
+    tensors of an image tower are for `assemble_vision`.
 
     Raises:
       WeightsError: a missing, extra or misshapen tensor.
@@ -40,8 +43,7 @@ def assemble_params(config: ModelConfig, family: Family, tensors: Tensors) -> De
         recipe,
         tensors,
         model=config.family,
-        ignored_prefixes=family.ignored_prefixes,
-        skipped_prefixes=family.vision_prefixes,
+        ignored_prefixes=family.ignored_prefixes + family.vision_prefixes,
     )
     if stored_head:
         if reader.repeats_embedding():
@@ -54,6 +56,24 @@ def assemble_params(config: ModelConfig, family: Family, tensors: Tensors) -> De
                 reader.head,
             )
     return stored_weights.read(recipe, shapes)
+
+
+def assemble_vision(config: ModelConfig, family: Family, tensors: Tensors) -> VisionParams | None:
+    """Returns the params of a checkpoint's image tower in `config.dtype`, None for a text model.
+
+    Raises:
+      WeightsError: a missing, extra or misshapen tensor.
+    """
+    if config.vision is None:
+        return None
+    recipe = vision_recipe(config.vision, tensors)
+    stored_weights.check(
+        recipe,
+        tensors,
+        model=f"{config.family}'s image tower",
+        only_prefixes=family.vision_prefixes,
+    )
+    return stored_weights.read(recipe, vision_param_shapes(config.vision, config.dtype))
 
 
 class _Reader:

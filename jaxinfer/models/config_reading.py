@@ -139,13 +139,14 @@ def read_rope(
     layer_type: str | None = None,
     legacy: Mapping[str, Any] | None = None,
     default_theta: float = 10000.0,
+    default_section: tuple[int, int, int] | None = None,
 ) -> RopeConfig:
     """Returns the rope of a layer.
 
     Args:
       layer_type: for families whose rope differs by layer type: the key in a nested `rope_parameters`.
       legacy: what the legacy layout says of this layer; None: `rope_theta` and `rope_scaling`.
-      default_theta: where the config names none.
+      default_theta, default_section: where the config names none; a section makes the rope three-axis.
 
     Raises:
       ValueError: an unknown rope type, a scaling that lacks a value, or `rope_parameters` by layer type
@@ -167,11 +168,13 @@ def read_rope(
     theta = values.get("rope_theta")
     kind = values.get("rope_type") or values.get("type") or "default"
     partial = values.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
-    section = values.get("mrope_section")
+    section = values.get("mrope_section") or default_section
+    if section and len(section) != 3:
+        raise ValueError(f"config.json has mrope_section={section}; it must have one size an axis: T, H, W")
     return RopeConfig(
         theta=float(default_theta if theta is None else theta),
         rotary_dim=int(head_dim(raw) * partial),
-        mrope_section=tuple(section) if section else None,
+        mrope_section=(section[0], section[1], section[2]) if section else None,
         **_scaling(kind, values),
     )
 

@@ -21,15 +21,27 @@ _COUNTS = (
     "head_dim",
     "max_position_embeddings",
     "sliding_window_pattern",
+    # Of image towers.
+    "depth",
+    "num_heads",
+    "image_size",
+    "patch_size",
+    "temporal_patch_size",
+    "spatial_merge_size",
+    "out_hidden_size",
+    "num_position_embeddings",
+    "in_channels",
+    "num_channels",
+    "mm_tokens_per_image",
 )
-_REALS = ("rms_norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar")
-_MAPPINGS = ("text_config", "rope_parameters", "rope_scaling")
+_REALS = ("rms_norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar", "layer_norm_eps")
+_MAPPINGS = ("text_config", "vision_config", "preprocessor_config", "rope_parameters", "rope_scaling")
 
 
 def check_values(raw: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the key, for a value that no model has; null is as good as absent.
 
-    Looks into `text_config` too.
+    Looks into `text_config` and `vision_config` too.
     """
     for name in _COUNTS:
         _check(raw, name, _is_count(raw.get(name), 1, _MAX_COUNT), "an integer of at least 1")
@@ -44,8 +56,9 @@ def check_values(raw: Mapping[str, Any]) -> None:
     ends = raw.get("eos_token_id")
     listed = ends if isinstance(ends, list) else [ends]
     _check(raw, "eos_token_id", all(_is_count(i, 0, _MAX_COUNT) for i in listed), "an id or a list of ids")
-    if isinstance(raw.get("text_config"), Mapping):
-        check_values(raw["text_config"])
+    for part in ("text_config", "vision_config"):
+        if isinstance(raw.get(part), Mapping):
+            check_values(raw[part])
 
 
 def _check(raw: Mapping[str, Any], name: str, is_right: bool, wanted: str) -> None:

@@ -19,7 +19,7 @@ class Family:
       norm_scale_offset: what to add to stored norm scales to get the full multiplier: 1 for families that
         store w of (1 + w).
       ignored_prefixes: tensors that no part of this library has a use for.
-      vision_prefixes: tensors of the vision tower; the decoder skips them and logs that it does.
+      vision_prefixes: tensors of the image tower.
     """
 
     model_types: tuple[str, ...]

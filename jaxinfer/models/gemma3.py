@@ -16,6 +16,7 @@ from jaxinfer.models.config_reading import (
     token_ids,
 )
 from jaxinfer.models.family import Family
+from jaxinfer.models.vision.config_reading import read_siglip
 from jaxinfer.spans import MaskPolicy
 
 # What the published configs leave out.
@@ -62,6 +63,7 @@ def read_multimodal_config(raw: Mapping[str, Any]) -> ModelConfig:
         final_logit_soft_cap=None,
         tie_embeddings=bool(raw.get("tie_word_embeddings", text.get("tie_word_embeddings", True))),
         eos_token_ids=token_ids(raw.get("eos_token_id"), text.get("eos_token_id", _DEFAULTS["eos_token_id"])),
+        vision=read_siglip(raw),
         image_token_id=_DEFAULT_IMAGE_TOKEN_ID if image_token_id is None else image_token_id,
     )
 

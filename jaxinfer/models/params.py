@@ -42,24 +42,24 @@ def leaf(stand_in: object) -> jax.Array:
 def param_shapes(config: ModelConfig) -> DecoderParams:
     """Returns the params of `config` with `jax.ShapeDtypeStruct` leaves: for loading, random weights, and
     compiling without weights."""
-    weight = _shape_maker(config.dtype)
+    weight = shape_maker(config.dtype)
     return DecoderParams(
         embedding=weight(config.vocab_size, config.embed_dim),
         layers=tuple(_block_shapes(config, layer) for layer in config.layers),
-        final_norm=_scale(config.embed_dim),
+        final_norm=scale_shape(config.embed_dim),
         lm_head=None if config.tie_embeddings else weight(config.vocab_size, config.embed_dim),
     )
 
 
 def _block_shapes(config: ModelConfig, layer: LayerConfig) -> BlockParams:
     def post_norm() -> jax.Array | None:
-        return _scale(config.embed_dim) if config.post_norms else None
+        return scale_shape(config.embed_dim) if config.post_norms else None
 
     is_recurrent = layer.kind is LayerKind.GATED_DELTA
     return BlockParams(
-        mixer_norm=_scale(config.embed_dim),
+        mixer_norm=scale_shape(config.embed_dim),
         mixer=_gated_delta_shapes(config) if is_recurrent else _attention_shapes(config),
-        mlp_norm=_scale(config.embed_dim),
+        mlp_norm=scale_shape(config.embed_dim),
         mlp=_moe_shapes(config) if layer.mlp == "moe" else _mlp_shapes(config, config.mlp_dim),
         mixer_post_norm=post_norm(),
         mlp_post_norm=post_norm(),
@@ -67,18 +67,18 @@ def _block_shapes(config: ModelConfig, layer: LayerConfig) -> BlockParams:
 
 
 def _attention_shapes(config: ModelConfig) -> AttentionParams:
-    weight = _shape_maker(config.dtype)
+    weight = shape_maker(config.dtype)
     queries = config.num_groups * (2 if config.attention_gate else 1)
     return AttentionParams(
         qkv=weight(config.num_kv_heads, queries + 2, config.head_dim, config.embed_dim),
         out=weight(config.embed_dim, config.num_q_heads * config.head_dim),
-        q_norm=_scale(config.head_dim) if config.qk_norm else None,
-        k_norm=_scale(config.head_dim) if config.qk_norm else None,
+        q_norm=scale_shape(config.head_dim) if config.qk_norm else None,
+        k_norm=scale_shape(config.head_dim) if config.qk_norm else None,
     )
 
 
 def _gated_delta_shapes(config: ModelConfig) -> GatedDeltaParams:
-    weight, sizes = _shape_maker(config.dtype), config.gated_delta
+    weight, sizes = shape_maker(config.dtype), config.gated_delta
     assert sizes is not None  # held by ModelConfig
     values = sizes.num_groups * sizes.value_head_dim
     return GatedDeltaParams(
@@ -88,20 +88,20 @@ def _gated_delta_shapes(config: ModelConfig) -> GatedDeltaParams:
             config.embed_dim,
         ),
         conv=weight(sizes.num_key_heads, sizes.conv_channels_per_key_head, sizes.conv_width),
-        log_rate=_scale(sizes.num_value_heads),
-        dt_bias=_scale(sizes.num_value_heads),
-        norm=_scale(sizes.value_head_dim),
+        log_rate=scale_shape(sizes.num_value_heads),
+        dt_bias=scale_shape(sizes.num_value_heads),
+        norm=scale_shape(sizes.value_head_dim),
         out=weight(config.embed_dim, sizes.num_value_heads * sizes.value_head_dim),
     )
 
 
 def _mlp_shapes(config: ModelConfig, mlp_dim: int) -> MlpParams:
-    weight = _shape_maker(config.dtype)
+    weight = shape_maker(config.dtype)
     return MlpParams(gate_up=weight(2, mlp_dim, config.embed_dim), down=weight(config.embed_dim, mlp_dim))
 
 
 def _moe_shapes(config: ModelConfig) -> MoeParams:
-    weight, moe = _shape_maker(config.dtype), config.moe
+    weight, moe = shape_maker(config.dtype), config.moe
     assert moe is not None  # held by ModelConfig
     shared = moe.shared_mlp_dim
     return MoeParams(
@@ -113,9 +113,11 @@ def _moe_shapes(config: ModelConfig) -> MoeParams:
     )
 
 
-def _shape_maker(dtype: str) -> Callable[..., jax.Array]:
+def shape_maker(dtype: str) -> Callable[..., jax.Array]:
+    """Returns a function from sizes to the stand-in of a weight of those sizes."""
     return lambda *shape: leaf(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)))
 
 
-def _scale(size: int) -> jax.Array:
-    return leaf(jax.ShapeDtypeStruct((size,), jnp.float32))
+def scale_shape(*shape: int) -> jax.Array:
+    """Returns the stand-in of what is float32 in every model: norm scales and biases."""
+    return leaf(jax.ShapeDtypeStruct(shape, jnp.float32))

@@ -17,6 +17,22 @@ _MOE_DEFAULTS = _DEFAULTS | {"decoder_sparse_step": 1, "mlp_only_layers": None, 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Returns the config of a dense Qwen3 checkpoint; ValueError for what this decoder does not do."""
+    return read_dense(raw, family="qwen3")
+
+
+def read_dense(
+    raw: Mapping[str, Any],
+    *,
+    family: str,
+    default_section: tuple[int, int, int] | None = None,
+    **options: Any,
+) -> ModelConfig:
+    """Returns the config of a dense decoder of Qwen3's shape.
+
+    Args:
+      default_section: of three-axis rope, where the config names none.
+      options: fields of `ModelConfig`, as for `read_decoder`.
+    """
     raw = {**_DENSE_DEFAULTS, **raw}
     window = _window(raw)
     first_sliding = require(raw, "max_window_layers")
@@ -25,11 +41,11 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
         sliding if window and index >= first_sliding else full
         for index in range(require(raw, "num_hidden_layers"))
     ]
-    rope = read_rope(raw)
+    rope = read_rope(raw, default_section=default_section)
     layers = tuple(
         attention_layer(rope, window if name == sliding else None) for name in layer_types(raw, default)
     )
-    return read_decoder(raw, family="qwen3", layers=layers, qk_norm=True)
+    return read_decoder(raw, family=family, layers=layers, qk_norm=True, **options)
 
 
 def read_moe_config(raw: Mapping[str, Any]) -> ModelConfig:

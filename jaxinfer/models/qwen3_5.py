@@ -9,9 +9,11 @@ from jaxinfer.config import ModelConfig
 from jaxinfer.models.config_reading import require, token_ids
 from jaxinfer.models.family import Family
 from jaxinfer.models.qwen3_next import IGNORED_PREFIXES, read_hybrid, read_shared_experts
+from jaxinfer.models.vision.config_reading import read_qwen_vl
 
 VISION_PREFIXES = ("model.visual.", "visual.")
 _DEFAULT_IMAGE_TOKEN_ID = 248_056
+_DEFAULT_SECTION = (11, 11, 10)
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -36,7 +38,9 @@ def read_multimodal_moe_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 def _read_dense(raw: Mapping[str, Any], **options: Any) -> ModelConfig:
     routed = [False] * require(raw, "num_hidden_layers")
-    return read_hybrid(raw, family="qwen3_5", routed=routed, moe=None, **options)
+    return read_hybrid(
+        raw, family="qwen3_5", routed=routed, moe=None, default_section=_DEFAULT_SECTION, **options
+    )
 
 
 def _read_moe(raw: Mapping[str, Any], **options: Any) -> ModelConfig:
@@ -44,7 +48,9 @@ def _read_moe(raw: Mapping[str, Any], **options: Any) -> ModelConfig:
     # No layer is dense, so the config names no size for one.
     raw = {"intermediate_size": experts.mlp_dim, **raw}
     routed = [True] * require(raw, "num_hidden_layers")
-    return read_hybrid(raw, family="qwen3_5_moe", routed=routed, moe=experts, **options)
+    return read_hybrid(
+        raw, family="qwen3_5_moe", routed=routed, moe=experts, default_section=_DEFAULT_SECTION, **options
+    )
 
 
 def _text(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,6 +65,7 @@ def _outer(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "tie_embeddings": bool(raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         "eos_token_ids": token_ids(raw.get("eos_token_id"), text.get("eos_token_id")),
+        "vision": read_qwen_vl(raw, has_deepstack=False),
         "image_token_id": _DEFAULT_IMAGE_TOKEN_ID if image_token_id is None else image_token_id,
     }
 

@@ -39,19 +39,26 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def read_hybrid(
-    raw: Mapping[str, Any], *, family: str, routed: list[bool], moe: MoeConfig | None, **options: Any
+    raw: Mapping[str, Any],
+    *,
+    family: str,
+    routed: list[bool],
+    moe: MoeConfig | None,
+    default_section: tuple[int, int, int] | None = None,
+    **options: Any,
 ) -> ModelConfig:
     """Returns the config of a decoder that mixes Gated DeltaNet layers with gated full attention.
 
     Args:
       routed: whether each layer has routed experts.
+      default_section: of three-axis rope, where the config names none.
       options: fields of `ModelConfig`, as for `read_decoder`.
     """
     raw = {**_DELTA_DEFAULTS, **raw}
     interval = raw.get("full_attention_interval") or _DEFAULT_INTERVAL
     default = [_KINDS[(index + 1) % interval == 0].value for index in range(len(routed))]
     names = layer_types(raw, default, known=_KINDS)
-    full = attention_layer(read_rope(raw))
+    full = attention_layer(read_rope(raw, default_section=default_section))
     recurrent = LayerConfig(LayerKind.GATED_DELTA)
     layers = tuple(
         dataclasses.replace(

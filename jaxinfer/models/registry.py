@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.models import gemma3, llama, mistral, qwen3, qwen3_5, qwen3_next
+from jaxinfer.models import gemma3, llama, mistral, qwen3, qwen3_5, qwen3_next, qwen3_vl
 from jaxinfer.models.config_values import check_values
 from jaxinfer.models.family import Family
 
@@ -14,6 +14,7 @@ FAMILIES: tuple[Family, ...] = (
     mistral.FAMILY,
     qwen3.FAMILY,
     qwen3.MOE_FAMILY,
+    qwen3_vl.FAMILY,
     qwen3_next.FAMILY,
     qwen3_5.FAMILY,
     qwen3_5.MOE_FAMILY,

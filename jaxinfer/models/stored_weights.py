@@ -6,7 +6,6 @@ names and shapes before anything is read, `read` gives the arrays.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +13,6 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
-
-_logger = logging.getLogger(__name__)
 
 _Params = TypeVar("_Params")  # a pytree; as `recipe` its leaves are `StoredWeight`s
 
@@ -99,20 +96,19 @@ def check(
     *,
     model: str,
     ignored_prefixes: tuple[str, ...] = (),
-    skipped_prefixes: tuple[str, ...] = (),
+    only_prefixes: tuple[str, ...] | None = None,
 ) -> None:
     """Raises WeightsError unless the checkpoint holds exactly what the recipe reads.
 
     Args:
       model: what the recipe is for, in the message.
       ignored_prefixes: names that do not count.
-      skipped_prefixes: names that do not count either, but are logged as skipped.
+      only_prefixes: the names that count; None: all.
     """
     expected = dict(_expected(recipe))
     names = {name for name in tensors.names() if not name.endswith(_DERIVED_SUFFIX)}
     names = {name for name in names if not name.startswith(ignored_prefixes or ("\0",))}
-    skipped = {name for name in names if name.startswith(skipped_prefixes or ("\0",))}
-    present = names - skipped
+    present = names if only_prefixes is None else {name for name in names if name.startswith(only_prefixes)}
     missing = sorted(expected.keys() - present)
     extra = sorted(present - expected.keys())
     misshapen = [
@@ -128,12 +124,6 @@ def check(
     if faults:
         raise WeightsError(
             f"{tensors.description}: tensors do not fit its config ({model}): " + "; ".join(faults)
-        )
-    if skipped:
-        _logger.warning(
-            "%s: %d tensors of the vision tower are not loaded: the model reads text only",
-            tensors.description,
-            len(skipped),
         )
 
 

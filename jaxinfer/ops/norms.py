@@ -17,7 +17,9 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
 
 
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
-    """Returns `(x - mean) / sqrt(variance + eps) * scale + bias` over the last axis, float32 (Ba et al., 2016).
+    """Returns `(x - mean) / sqrt(variance + eps) * scale + bias` over the last axis, float32.
+
+    Source: Ba, Kiros, Hinton, "Layer normalization" (2016).
 
     Args:
       x: `[..., D]`.

@@ -1,7 +1,5 @@
 """A checkpoint's tensors become params whatever their prefix and layout; what does not fit is named."""
 
-import logging
-
 import jax
 import numpy as np
 import pytest
@@ -61,13 +59,6 @@ def test_a_distinct_head_of_a_tied_config_is_used_and_a_repeated_one_is_not(capl
     params = assemble("llama", DictTensors(weights | {"lm_head.weight": 2 * embedding}))
     np.testing.assert_array_equal(params.lm_head, 2 * embedding)
     assert "lm_head.weight differs from it and is used" in caplog.text
-
-
-def test_a_vision_tower_is_skipped_and_logged(caplog):
-    with caplog.at_level(logging.WARNING, logger="jaxinfer"):
-        params = assemble("gemma3", DictTensors(tiny_weights("gemma3")))
-    assert len(params.layers) == 6
-    assert "tensors of the vision tower are not loaded" in caplog.text
 
 
 def test_a_vision_tower_in_a_text_checkpoint_is_extra():

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from jaxinfer.config import ModelConfig
-from jaxinfer.models import DecoderParams, assemble_params, family_of
+from jaxinfer.models import DecoderParams, VisionParams, assemble_params, assemble_vision, family_of
 from tests.oracles import tiny_checkpoints
 
 
@@ -43,6 +43,13 @@ def assemble(name: str, tensors: DictTensors) -> DecoderParams:
     """The params that `tensors` make under the config of oracle `name`."""
     raw = tiny_checkpoints.load_oracle(name).config
     return assemble_params(read_config(name), family_of(raw), tensors)
+
+
+@functools.cache
+def tiny_tower(name: str) -> VisionParams:
+    """The image tower of oracle `name`."""
+    raw, tensors = tiny_checkpoints.load_oracle(name).config, tiny_checkpoints.tiny_weights(name)
+    return assemble_vision(read_config(name), family_of(raw), DictTensors(tensors))
 
 
 @functools.cache

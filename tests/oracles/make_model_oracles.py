@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 
 from tests.oracles import tiny_checkpoints
 from tests.oracles.tiny_checkpoints import Parameter, draw_pixels
-from tests.oracles.tiny_configs import FAMILIES, Family
+from tests.oracles.tiny_configs import FAMILIES, Edges, Family
 
 NEW_TOKENS = 16
 
@@ -91,12 +91,31 @@ def load_model(name: str, directory: Path) -> torch.nn.Module:
     return model.eval()
 
 
-def model_inputs(family: Family) -> dict[str, torch.Tensor]:
+def model_inputs(prompt: Family | Edges) -> dict[str, torch.Tensor]:
     """What the model's forward takes, pixels included."""
-    inputs = {key: torch.from_numpy(value) for key, value in family.inputs.items()}
-    if family.pixel_seed is not None:
-        inputs["pixel_values"] = torch.from_numpy(draw_pixels(family.pixel_seed, family.pixel_shape))
+    inputs = {key: torch.from_numpy(value) for key, value in prompt.inputs.items()}
+    if prompt.pixel_seed is not None:
+        inputs["pixel_values"] = torch.from_numpy(draw_pixels(prompt.pixel_seed, prompt.pixel_shape))
     return inputs
+
+
+@torch.no_grad()
+def image_arrays(model: torch.nn.Module, prompt: Family | Edges) -> dict[str, np.ndarray]:
+    """What a prompt is stored as and, for an image model, what its tower alone gives: features [n, D] of all
+    images one after another, deepstack features [j, n, D] where the model has them."""
+    arrays = {f"in_{key}": value for key, value in prompt.inputs.items()}
+    if prompt.pixel_seed is None:
+        return arrays
+    arrays |= {"pixel_seed": np.int64(prompt.pixel_seed), "pixel_shape": np.int64(prompt.pixel_shape)}
+    inputs = model_inputs(prompt)
+    grids = {key: value for key, value in inputs.items() if key == "image_grid_thw"}
+    tower = model.get_image_features(inputs["pixel_values"], **grids)
+    features = tower.pooler_output
+    features = torch.cat(tuple(features)) if not isinstance(features, torch.Tensor) else features
+    arrays["features"] = features.reshape(-1, features.shape[-1]).numpy()
+    if stack := getattr(tower, "deepstack_features", None):
+        arrays["deepstack"] = np.stack([torch.cat(tuple(layer)).numpy() for layer in stack])
+    return arrays
 
 
 @torch.no_grad()
@@ -118,9 +137,12 @@ def write_oracle(name: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         model = load_model(name, Path(directory))
     logits, greedy_ids, margin = compute(model, model_inputs(family))
-    arrays = {f"in_{key}": value for key, value in family.inputs.items()}
-    if family.pixel_seed is not None:
-        arrays |= {"pixel_seed": np.int64(family.pixel_seed), "pixel_shape": np.int64(family.pixel_shape)}
+    arrays = image_arrays(model, family)
+    if family.edges is not None:
+        edges = image_arrays(model, family.edges)
+        with torch.no_grad():
+            edges["logits"] = model(**model_inputs(family.edges), use_cache=False).logits[0].numpy()
+        arrays |= {f"edges.{key}": value for key, value in edges.items()}
     target = tiny_checkpoints.ROOT / name / "oracle.npz"
     np.savez_compressed(target, logits=logits, greedy_ids=greedy_ids, **arrays)
     print(

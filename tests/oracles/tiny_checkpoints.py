@@ -48,6 +48,8 @@ class Oracle:
     inputs: dict[str, np.ndarray]
     logits: np.ndarray  # float32 [T, V], over the prompt
     greedy_ids: np.ndarray  # int64 [16]: the greedy continuation; an end-of-text token does not stop it
+    features: np.ndarray | None = None  # float32 [n, D]: the tower's, of all images one after another
+    deepstack: np.ndarray | None = None  # float32 [j, n, D]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,15 +80,22 @@ class Parameter:
         return np.asarray(values, np.float32)
 
 
-def load_oracle(name: str) -> Oracle:
-    """The committed oracle `name`, one of `ORACLES`."""
+def load_oracle(name: str, *, edges: bool = False) -> Oracle:
+    """The committed oracle `name`, one of `ORACLES`.
+
+    `edges`: the second prompt of one of `IMAGE_ORACLES`, images at its start and end; no greedy continuation.
+    """
     with np.load(ROOT / name / "oracle.npz") as stored:
         arrays = dict(stored)
+    if edges:
+        arrays = {key.removeprefix("edges."): arrays[key] for key in arrays if key.startswith("edges.")}
     inputs = {key.removeprefix("in_"): value for key, value in arrays.items() if key.startswith("in_")}
     if "pixel_seed" in arrays:
         inputs["pixel_values"] = draw_pixels(int(arrays["pixel_seed"]), tuple(arrays["pixel_shape"]))
     config = json.loads((ROOT / name / "config.json").read_text())
-    return Oracle(name, config, inputs, arrays["logits"], arrays["greedy_ids"])
+    greedy_ids = arrays.get("greedy_ids", np.zeros(0, np.int64))
+    towers = (arrays.get("features"), arrays.get("deepstack"))
+    return Oracle(name, config, inputs, arrays["logits"], greedy_ids, *towers)
 
 
 def draw_pixels(seed: int, shape: tuple[int, ...]) -> np.ndarray:

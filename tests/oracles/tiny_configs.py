@@ -31,6 +31,16 @@ class Family:
     final_norm_gain: float = 1.0
     pixel_seed: int | None = None
     pixel_shape: tuple[int, ...] = ()
+    edges: Edges | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Edges:
+    """A second prompt of an image model, images at its very start and end; only its logits are kept."""
+
+    inputs: dict[str, np.ndarray]
+    pixel_seed: int
+    pixel_shape: tuple[int, ...]
 
 
 def prompt(seed: int, length: int) -> np.ndarray:
@@ -177,6 +187,9 @@ def gemma3_image() -> Family:
     picture = [begin, *[image] * 16, end]
     ids = np.array([2, *words[:4], *picture, *words[4:9], *picture, *words[9:]], np.int64)[None]
     inputs = dict(input_ids=ids, token_type_ids=(ids == image).astype(np.int64))
+    # An image first; two with nothing between them, which are one run; one last.
+    ids = np.array([*[image] * 16, *words[:3], *[image] * 32, *words[3:13], *[image] * 16], np.int64)[None]
+    edges = dict(input_ids=ids, token_type_ids=(ids == image).astype(np.int64))
     return Family(
         "Gemma3Config",
         "Gemma3ForConditionalGeneration",
@@ -186,6 +199,7 @@ def gemma3_image() -> Family:
         final_norm_gain=3.75,
         pixel_seed=60,
         pixel_shape=(2, 3, 112, 112),
+        edges=Edges(edges, 61, (4, 3, 112, 112)),
     )
 
 
@@ -224,6 +238,12 @@ def qwen_image(
         mm_token_type_ids=(ids == image).astype(np.int64),
         image_grid_thw=np.array([[1, 4, 6], [1, 6, 4]], np.int64),
     )
+    # Images of one token, of one row, and larger than the table of positions; the last one ends the prompt.
+    grids = np.array([[1, 2, 2], [1, 2, 14], [1, 10, 8]], np.int64)
+    ids = np.array([begin, image, end, begin, *[image] * 7, end, *words[:9], begin, *[image] * 20], np.int64)[
+        None
+    ]
+    edges = dict(input_ids=ids, mm_token_type_ids=(ids == image).astype(np.int64), image_grid_thw=grids)
     return Family(
         f"{kind}Config",
         f"{kind}ForConditionalGeneration",
@@ -232,6 +252,7 @@ def qwen_image(
         embedding_std=0.15 if tied else 0.3,
         pixel_seed=70,
         pixel_shape=(48, 3 * 2 * 8 * 8),
+        edges=Edges(edges, 71, (112, 3 * 2 * 8 * 8)),
     )
 
 

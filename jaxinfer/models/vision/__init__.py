@@ -5,3 +5,4 @@ from jaxinfer.models.vision.params import ImageFeatures as ImageFeatures
 from jaxinfer.models.vision.params import MergerParams as MergerParams
 from jaxinfer.models.vision.params import SiglipProjectorParams as SiglipProjectorParams
 from jaxinfer.models.vision.params import VisionParams as VisionParams
+from jaxinfer.models.vision.shapes import vision_param_shapes as vision_param_shapes

@@ -66,8 +66,8 @@ def encode_image(
 
 
 def padded_patches(count: int, config: VisionConfig) -> int:
-    """Returns how many patches an image of `count` patches is padded to: the least of 4, 5, 6, 7 times a power
-    of two merge blocks that holds it."""
+    """Returns how many patches an image of `count` patches is padded to: the least that holds it of 4, 5, 6
+    and 7 times a power of two merge blocks."""
     blocks = -(-count // config.merge_size**2)
     step = max(1, 1 << max(0, (blocks - 1).bit_length() - 3))
     return -(-blocks // step) * step * config.merge_size**2
