@@ -135,7 +135,8 @@ def _normalised(pixels: np.ndarray, config: VisionConfig, channel_axis: int = 0)
 
 
 def _digest(resized: np.ndarray, config: VisionConfig) -> str:
-    facts = (config.kind, config.mean, config.std, config.patch_size, config.merge_size, resized.shape)
+    patches = (config.patch_size, config.merge_size, config.temporal_patch_size)
+    facts = (config.kind, config.mean, config.std, patches, resized.shape)
     digest = hashlib.sha256(repr(facts).encode())
     digest.update(np.ascontiguousarray(resized).tobytes())
     return digest.hexdigest()

@@ -22,7 +22,6 @@ _COUNTS = (
     "max_position_embeddings",
     "sliding_window_pattern",
     # Of image towers.
-    "depth",
     "num_heads",
     "image_size",
     "patch_size",
@@ -46,7 +45,8 @@ def check_values(raw: Mapping[str, Any]) -> None:
     for name in _COUNTS:
         _check(raw, name, _is_count(raw.get(name), 1, _MAX_COUNT), "an integer of at least 1")
     wanted = f"an integer in 1..{_MAX_LAYERS}"
-    _check(raw, "num_hidden_layers", _is_count(raw.get("num_hidden_layers"), 1, _MAX_LAYERS), wanted)
+    for name in ("num_hidden_layers", "depth"):
+        _check(raw, name, _is_count(raw.get(name), 1, _MAX_LAYERS), wanted)
     window = _is_count(raw.get("sliding_window"), 0, _MAX_COUNT)
     _check(raw, "sliding_window", window, "an integer of at least 0, or null")
     for name in _REALS:

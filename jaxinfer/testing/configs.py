@@ -6,7 +6,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
-from jaxinfer.config import GatedDeltaConfig, LayerConfig, LayerKind, ModelConfig, MoeConfig, RopeConfig
+from jaxinfer.config import (
+    GatedDeltaConfig,
+    LayerConfig,
+    LayerKind,
+    ModelConfig,
+    MoeConfig,
+    RopeConfig,
+    VisionConfig,
+)
 from jaxinfer.spans import MaskPolicy
 from jaxinfer.testing.tokenizer import BOS, EOS, IMAGE, TOKEN_IDS, VOCAB_SIZE
 
@@ -26,6 +34,37 @@ _BASE = ModelConfig(
     tie_embeddings=True,
     bos_token_id=TOKEN_IDS[BOS],
     eos_token_ids=(TOKEN_IDS[EOS],),
+)
+
+
+# Every image stands for 16 tokens, more than the sliding windows of the tiny models.
+_SIGLIP = VisionConfig(
+    kind="siglip",
+    embed_dim=24,
+    mlp_dim=40,
+    num_layers=2,
+    num_heads=2,
+    patch_size=4,
+    merge_size=2,
+    num_positions=64,
+    out_dim=_BASE.embed_dim,
+    image_size=32,
+)
+# A token for 8 x 8 pixels: from one to 32 tokens an image.
+_QWEN_VL = VisionConfig(
+    kind="qwen_vl",
+    embed_dim=24,
+    mlp_dim=40,
+    num_layers=3,
+    num_heads=2,
+    patch_size=4,
+    merge_size=2,
+    num_positions=36,
+    out_dim=_BASE.embed_dim,
+    temporal_patch_size=2,
+    rope_theta=10_000.0,
+    min_pixels=64,
+    max_pixels=2048,
 )
 
 
@@ -65,7 +104,11 @@ def _qwen3_moe(window: int) -> ModelConfig:
 def _qwen3_vl(window: int) -> ModelConfig:
     layers = (_full(5_000_000.0, mrope_section=(4, 2, 2)),) * 3
     return dataclasses.replace(
-        _qwen3(window), family="qwen3_vl", layers=layers, image_token_id=TOKEN_IDS[IMAGE]
+        _qwen3(window),
+        family="qwen3_vl",
+        layers=layers,
+        image_token_id=TOKEN_IDS[IMAGE],
+        vision=dataclasses.replace(_QWEN_VL, deepstack_layers=(0, 1)),
     )
 
 
@@ -86,7 +129,7 @@ def _gemma3(window: int, policy: MaskPolicy = MaskPolicy.CAUSAL) -> ModelConfig:
 
 def _gemma3_image(window: int) -> ModelConfig:
     config = _gemma3(window, MaskPolicy.VISION_BIDIRECTIONAL)
-    return dataclasses.replace(config, image_token_id=TOKEN_IDS[IMAGE])
+    return dataclasses.replace(config, image_token_id=TOKEN_IDS[IMAGE], vision=_SIGLIP)
 
 
 def _hybrid(family: str, mlp: Literal["dense", "moe"], **rope: Any) -> ModelConfig:
@@ -114,11 +157,15 @@ def _qwen3_next(window: int) -> ModelConfig:
 
 
 def _qwen3_5(window: int) -> ModelConfig:
-    return _hybrid("qwen3_5", "dense", mrope_section=(2, 1, 1))
+    return _with_tower(_hybrid("qwen3_5", "dense", mrope_section=(2, 1, 1)))
 
 
 def _qwen3_5_moe(window: int) -> ModelConfig:
-    return _hybrid("qwen3_5_moe", "moe", mrope_section=(2, 1, 1))
+    return _with_tower(_hybrid("qwen3_5_moe", "moe", mrope_section=(2, 1, 1)))
+
+
+def _with_tower(config: ModelConfig) -> ModelConfig:
+    return dataclasses.replace(config, image_token_id=TOKEN_IDS[IMAGE], vision=_QWEN_VL)
 
 
 _FAMILIES: dict[str, Callable[[int], ModelConfig]] = {
@@ -141,10 +188,11 @@ def tiny_config(family: str = "llama", *, window: int = 8, **changes: Any) -> Mo
 
     Args:
       family: one of `TINY_FAMILIES`: "llama" (tied), "mistral" (all sliding, untied), "qwen3" (query and key
-        norms), "qwen3_moe" (a dense layer between routed ones), "qwen3_vl" (three-axis rope), "gemma3"
-        (sliding, sliding, full), "gemma3_image" (the same, image runs read both ways), "qwen3_next" (three
-        Gated DeltaNet layers and a full one, routed and shared experts), "qwen3_5" (dense, three-axis rope),
-        "qwen3_5_moe" (the two joined).
+        norms), "qwen3_moe" (a dense layer between routed ones), "qwen3_vl" (three-axis rope, deepstack),
+        "gemma3" (sliding, sliding, full), "gemma3_image" (the same, image runs read both ways), "qwen3_next"
+        (three Gated DeltaNet layers and a full one, routed and shared experts), "qwen3_5" (dense, three-axis rope),
+        "qwen3_5_moe" (the two joined). "gemma3_image", "qwen3_vl", "qwen3_5" and "qwen3_5_moe" have an image
+        tower.
       window: of the sliding layers, where there are any.
       **changes: fields of `ModelConfig` to replace, for example `dtype="bfloat16"`.
     """

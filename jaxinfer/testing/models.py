@@ -8,7 +8,7 @@ from typing import Any
 from jaxinfer.models import Model
 from jaxinfer.state import KvWindowPolicy
 from jaxinfer.testing.configs import tiny_config
-from jaxinfer.testing.params import random_params
+from jaxinfer.testing.params import random_params, random_vision_params
 from jaxinfer.testing.templates import toy_chat_template
 from jaxinfer.testing.tokenizer import toy_tokenizer
 
@@ -33,4 +33,5 @@ def tiny_model(
         chat_template=toy_chat_template("gemma" if is_gemma else "chatml"),
         fingerprint=hashlib.sha256(f"{model_config} {seed}".encode()).hexdigest(),
         kv_window=KvWindowPolicy.off() if kv_window is None else kv_window,
+        vision=random_vision_params(model_config, seed),
     )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.config import ModelConfig
-from jaxinfer.models import DecoderParams, param_shapes
+from jaxinfer.models import DecoderParams, VisionParams, param_shapes, vision_param_shapes
 
 _LOGIT_STD = 1.3
 # A tied embedding is the output projection too. Were it large, every token would predict itself, so it is
@@ -22,6 +22,16 @@ def random_params(config: ModelConfig, seed: int = 0) -> DecoderParams:
     change of the config leaves the others as they were."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: _draw(jax.tree_util.keystr(path), leaf, config, seed), param_shapes(config)
+    )
+
+
+def random_vision_params(config: ModelConfig, seed: int = 0) -> VisionParams | None:
+    """Returns params of the image tower of `config`, drawn as the decoder's are; None where it has none."""
+    if config.vision is None:
+        return None
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _draw(f".vision{jax.tree_util.keystr(path)}", leaf, config, seed),
+        vision_param_shapes(config.vision, config.dtype),
     )
 
 
@@ -39,7 +49,11 @@ def _distribution(name: str, leaf: jax.ShapeDtypeStruct, config: ModelConfig) ->
     if name == ".final_norm":
         tied_gain = _LOGIT_STD / (_TIED_EMBEDDING_STD * config.embed_dim**0.5)
         return tied_gain if config.tie_embeddings else 1.0, 0.2
-    if name.endswith(("_norm", ".norm")):
+    if name.endswith(".bias"):
+        return 0.0, 0.2
+    if name.endswith(".positions"):
+        return 0.0, 0.3
+    if name.endswith(("_norm", ".norm", ".scale")):
         return 1.0, 0.2
     if name.endswith(".log_rate"):
         return -0.5, 0.8  # with the bias below half of the state is left after one to ten columns

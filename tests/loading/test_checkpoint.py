@@ -72,3 +72,12 @@ def test_a_damaged_config_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config\.json: is not JSON"):
         open_checkpoint(tmp_path)
+
+
+def test_facts_of_the_image_preprocessor_stand_in_the_config(tmp_path):
+    facts = {"image_mean": [0.1, 0.2, 0.3]}
+    write_directory(tmp_path)
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": facts}))
+    assert open_checkpoint(tmp_path).config["preprocessor_config"] == facts
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"resample": 3}))
+    assert open_checkpoint(tmp_path).config["preprocessor_config"] == {"resample": 3}
