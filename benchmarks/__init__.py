@@ -3,6 +3,7 @@
     python -m benchmarks.end_to_end     prefill, decode, start and memory, beside other libraries
     python -m benchmarks.chat_reuse     what a conversation's next turn costs
     python -m benchmarks.kv_eviction    memory and time with sliding layers that drop rows
+    python -m benchmarks.gated_delta    the recurrence: chunks, decode, checkpoints
     python -m benchmarks.loading        time and peak memory of loading
     python -m benchmarks.tables         the tables of README.md and docs/performance.md, from the results
 

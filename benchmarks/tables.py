@@ -81,6 +81,7 @@ SECTIONS: dict[str, Callable[[Record], str]] = {
     "end_to_end": _end_to_end,
     "chat_reuse": _claims,
     "kv_eviction": _claims,
+    "gated_delta": _claims,
 }
 
 

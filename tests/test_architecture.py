@@ -25,7 +25,8 @@ STANDS_ON = {
     "generation": ("models", "sampling", "state"),
     "chat": ("generation", "prefix"),
     "batch": ("generation", "prefix", "version"),
-    "cli": ("chat", "batch", "loading", "version"),
+    "measuring": ("generation", "loading"),
+    "cli": ("chat", "batch", "measuring", "loading", "version"),
     "__main__": ("cli",),
 }
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "v2"}

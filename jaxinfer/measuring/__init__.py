@@ -1,0 +1,1 @@
+"""How fast a model runs here, and how fast the machine could: for `jaxinfer bench` and the benchmarks."""
