@@ -12,6 +12,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax is imported
 # Most of a test's time is LLVM's; XLA's own passes stay on. Set it to 0 for programs as users get them.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
+# Tests of the native kernels compile their own; what a user has compiled must not change the others.
+os.environ.setdefault("PALLAS_KERNELS_NATIVE", "off")
+
 # The same examples on every run, so that a run says something about the change and not about luck.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")

@@ -67,8 +67,8 @@ def forward(
       inputs: real lengths of right-padded rows, image columns and more; see `StepInputs`.
       logits: "last": [B, V] after each row's last real token, zeros for an empty row; "all": [B, T, V],
         padding columns hold no meaning; "columns": [B, k, V] at `inputs.logit_columns`; "none": None.
-      implementation: of span attention, "reference", "xla", "pallas_tpu" or "pallas_gpu"; None takes the
-        best that the device and the shapes allow.
+      implementation: of span attention, "reference", "xla", "native", "pallas_tpu" or "pallas_gpu"; None
+        takes the best that the device and the shapes allow.
 
     `config`, `logits` and `implementation` are static. A new shape of `tokens` compiles a new program; a
     new length does not. Without donation the cache is copied once a step; inside your own loop use

@@ -190,9 +190,9 @@ def tiny_config(family: str = "llama", *, window: int = 8, **changes: Any) -> Mo
       family: one of `TINY_FAMILIES`: "llama" (tied), "mistral" (all sliding, untied), "qwen3" (query and key
         norms), "qwen3_moe" (a dense layer between routed ones), "qwen3_vl" (three-axis rope, deepstack),
         "gemma3" (sliding, sliding, full), "gemma3_image" (the same, image runs read both ways), "qwen3_next"
-        (three Gated DeltaNet layers and a full one, routed and shared experts), "qwen3_5" (dense, three-axis rope),
-        "qwen3_5_moe" (the two joined). "gemma3_image", "qwen3_vl", "qwen3_5" and "qwen3_5_moe" have an image
-        tower.
+        (three Gated DeltaNet layers and a full one, routed and shared experts), "qwen3_5" (dense, three-axis
+        rope), "qwen3_5_moe" (the two joined). "gemma3_image", "qwen3_vl", "qwen3_5" and "qwen3_5_moe" have an
+        image tower.
       window: of the sliding layers, where there are any.
       **changes: fields of `ModelConfig` to replace, for example `dtype="bfloat16"`.
     """

@@ -10,11 +10,13 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import native
 from pallas_kernels.compat import target_platform
+from pallas_kernels.span_attention.native import span_attention_native, unsupported
 from pallas_kernels.span_attention.reference import span_attention_reference
 from pallas_kernels.span_attention.xla import span_attention_xla
 
-Implementation = Literal["reference", "xla", "pallas_tpu", "pallas_gpu"]
+Implementation = Literal["reference", "xla", "native", "pallas_tpu", "pallas_gpu"]
 
 
 def span_attention(
@@ -72,13 +74,13 @@ def span_attention(
     if logits_soft_cap is not None:
         _check_positive("logits_soft_cap", logits_soft_cap)
     if implementation is None:
-        implementation = "xla" if _refusal("pallas_tpu", query) else "pallas_tpu"
+        implementation = _best(query, logits_soft_cap, sinks)
     elif implementation not in get_args(Implementation):
         raise ValueError(
             f"span_attention(implementation=...) must be one of {get_args(Implementation)} or None; "
             f"got {implementation!r}"
         )
-    elif refusal := _refusal(implementation, query):
+    elif refusal := _refusal(implementation, query, logits_soft_cap, sinks):
         raise NotImplementedError(
             f"span_attention(implementation={implementation!r}) cannot run: {refusal}. "
             "Pass implementation=None for the best form that can"
@@ -107,6 +109,8 @@ def _function(implementation: Implementation) -> Callable:
         from pallas_kernels.span_attention import tpu  # late: importing Pallas adds a third to the start
 
         return tpu.span_attention_tpu
+    if implementation == "native":
+        return span_attention_native
     return span_attention_reference if implementation == "reference" else span_attention_xla
 
 
@@ -116,12 +120,29 @@ def _device_refusal(implementation: Implementation) -> str | None:
         return "there is no Mosaic GPU kernel for span attention yet; GPUs take 'xla'"
     if implementation == "pallas_tpu" and platform != "tpu":
         return f"it is compiled by Mosaic for TPU; the target device is a {platform}"
+    if implementation == "native":
+        if platform != "cpu":
+            return f"it is compiled for CPUs; the target device is a {platform}"
+        return native.unavailable()
     return None
 
 
-def _refusal(implementation: Implementation, query: jax.Array) -> str | None:
+def _best(query: jax.Array, logits_soft_cap: float | None, sinks: jax.Array | None) -> Implementation:
+    kernels: tuple[Implementation, ...] = ("pallas_tpu", "native")
+    runs = (name for name in kernels if not _refusal(name, query, logits_soft_cap, sinks))
+    return next(runs, "xla")
+
+
+def _refusal(
+    implementation: Implementation,
+    query: jax.Array,
+    logits_soft_cap: float | None,
+    sinks: jax.Array | None,
+) -> str | None:
     if refusal := _device_refusal(implementation):
         return refusal
+    if implementation == "native":
+        return unsupported(logits_soft_cap, sinks)
     if implementation != "pallas_tpu":
         return None
     from pallas_kernels.span_attention import tpu
