@@ -1,6 +1,6 @@
 """Prefill, decode, start and memory, beside other libraries; one command, JSON out.
 
-    python -m benchmarks.end_to_end --peer-python OTHER_ENVIRONMENT/bin/python
+    python -m benchmarks.end_to_end --peer-python TORCH_ENV/bin/python --llama-python LLAMA_ENV/bin/python
 
 Every contender is a process of its own that stays alive and idle while another one runs. `--help` says what
 can be chosen; `python -m benchmarks.tables` makes the tables.
@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,20 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contender import Contender, ContenderError, Entry
-from benchmarks.machine import (
-    HUGE_PAGES,
-    ROOT,
-    machine_record,
-    pin_threads,
-    wait_until_quiet,
-    worker_environment,
-)
+from benchmarks.machine import HUGE_PAGES, ROOT, machine_record, pin_threads, wait_until_quiet
+from benchmarks.peers import LLAMA_CPP, OWN, PEER_DTYPES, TRANSFORMERS, ModelFile, Peers
 from benchmarks.rounds import Conditions, Measured, measure, ratio
-from benchmarks.start_up import PROMPT, time_starts
+from benchmarks.start_up import time_starts
 
-OWN = "jaxinfer"
-PEER_DTYPES = ("bfloat16", "float32")
 _GENERATE_PROMPT, _GENERATE_NEW = 512, 64
+_HOST_PROMPT = 64
 _FIRST_ID = 1000  # below lie control tokens and single bytes
 
 
@@ -43,8 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if bad := [context for context in args.contexts if context <= args.steps]:
         raise SystemExit(f"--contexts must be more than --steps, {args.steps}; got {bad}")
     cpus = pin_threads(args.threads)
-    model = _ModelFile(args.model)
-    _check_peer(args)
+    model, peers = ModelFile(args.model, args.peer_model), Peers.checked(args)
     load = wait_until_quiet(cpus, args.max_foreign_load, 0 if args.force else args.patience_s)
     if load is not None and load > args.max_foreign_load and not args.force:
         print(
@@ -54,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     conditions = Conditions(cpus, args.repeats, args.cell_s, args.max_foreign_load, args.force)
-    harness = Harness(args, model, conditions)
+    harness = Harness(args, model, peers, conditions)
     harness.run()
     for failure in harness.failures:
         print(f"failed: {failure}", file=sys.stderr)
@@ -65,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 class Harness:
     """One run. `record` is complete after every measurement, and written then."""
 
-    def __init__(self, args: argparse.Namespace, model: _ModelFile, conditions: Conditions):
-        self._args, self._model, self._conditions = args, model, conditions
+    def __init__(self, args: argparse.Namespace, model: ModelFile, peers: Peers, conditions: Conditions):
+        self._args, self._model, self._peers, self._conditions = args, model, peers, conditions
         self.failures: list[str] = []
         malloc = HUGE_PAGES if args.malloc == "huge" else "glibc's own"
         self.record: dict[str, Any] = {
@@ -91,13 +81,13 @@ class Harness:
             contenders = [stack.enter_context(found) for found in self._started(self._entries())]
             if all(contender.entry.library != OWN for contender in contenders):
                 raise SystemExit("nothing to measure: " + "; ".join(self.failures))
+            own = [contender for contender in contenders if contender.entry.library == OWN]
+            self._say("the machine's limits")
+            self.record["limits"] = own[0].request("limits")
             self._measure_prefill(contenders)
             self._measure_decode(contenders)
-            for contender in contenders:
-                if contender.entry.library == OWN and contender.is_alive:
-                    self.record["contenders"][contender.entry.name]["compiles"] = contender.request(
-                        "compiles"
-                    )
+            for contender in (contender for contender in own if contender.is_alive):
+                self._measure_host(contender)
         self._measure_memory()
         self._measure_starts()
         # Which, not why: a message may name paths of this machine.
@@ -105,27 +95,25 @@ class Harness:
         self.record["wall_s"] = round(time.perf_counter() - began, 1)
         self._write()
 
-    def _entries(self) -> list[Entry]:
-        """The contenders, of each dtype ours beside the peers'."""
-        found = []
-        for dtype in self._args.dtypes:
-            found.append(Entry(OWN, dtype))
-            if dtype in PEER_DTYPES:
-                modes = ("", *(mode for mode in self._args.peer_modes if mode != "eager"))
-                found += [Entry(peer, dtype, mode) for peer in self._args.peers for mode in modes]
-        return found
+    def _measure_host(self, contender: Contender) -> None:
+        """What a token costs in this library's own Python, and what has been compiled so far."""
+        facts = self.record["contenders"][contender.entry.name]
+        facts["compiles"] = contender.request("compiles")
+        self._say(f"host overhead of {contender.entry.name}")
+        try:
+            facts |= contender.request("host_overhead", tokens=self._tokens([contender], _HOST_PROMPT))
+        except ContenderError as error:
+            self.failures.append(str(error))
+        self._write()
 
-    def _command(self, entry: Entry) -> list[str]:
-        if entry.library == OWN:
-            return [sys.executable, "-m", "benchmarks.jaxinfer_worker", self._model.argument, entry.dtype]
-        worker = f"benchmarks.{entry.library}_worker"
-        return [self._args.peer_python, "-m", worker, self._model.path, entry.dtype, entry.mode]
+    def _entries(self) -> list[Entry]:
+        return [*(Entry(OWN, dtype) for dtype in self._args.dtypes), *self._peers.entries(self._model)]
 
     def _started(self, entries: Iterable[Entry]) -> Iterable[Contender]:
         for entry in entries:
             self._say(f"loading {entry.name}")
             try:
-                contender = Contender(entry, self._command(entry), self._args.malloc)
+                contender = Contender(entry, self._peers.command(entry, self._model), self._args.malloc)
             except ContenderError as error:
                 self.failures.append(str(error))
                 continue
@@ -133,7 +121,7 @@ class Harness:
             self.record["contenders"].setdefault(entry.name, {}).update(
                 library=entry.library, dtype=entry.dtype, mode=entry.mode, versions=hello["versions"]
             )
-            for key in ("device", "platform", "kv_dtype", "load_s"):
+            for key in ("device", "platform", "kv_dtype", "load_s", "build", "num_layers", "params_bytes"):
                 if key in hello:
                     self.record["contenders"][entry.name][key] = hello[key]
             yield contender
@@ -153,13 +141,18 @@ class Harness:
                 self._say(f"decode, batch {batch}, context {context}")
                 # The steps that are timed end at the context, so that it also is the capacity.
                 prompt = self._tokens(contenders, context - steps)
-                able = [c for c in contenders if self._begins(c, tokens=prompt, batch=batch, steps=steps)]
+                chosen = [c for c in contenders if not c.entry.mode or self._is_chosen(context, batch)]
+                able = [c for c in chosen if self._begins(c, tokens=prompt, batch=batch, steps=steps)]
                 found = measure(able, "decode", {"steps": steps}, self._conditions)
                 what = {"measure": "decode", "context": context, "batch": batch, "steps": steps}
                 self._add_cell(what, batch * steps, found)
                 for contender in able:
                     if contender.is_alive:
                         contender.request("decode_end")
+
+    def _is_chosen(self, context: int, batch: int) -> bool:
+        """Returns whether other modes than eager are measured there: each cell compiles for a minute."""
+        return self._args.compiled_at is None or f"{context}x{batch}" in self._args.compiled_at
 
     def _begins(self, contender: Contender, **arguments: Any) -> bool:
         if not contender.is_alive:
@@ -200,19 +193,11 @@ class Harness:
             return
         self._say("start to first token")
         dtype = self._args.dtypes[0]
-        peers = {
-            f"{peer}/{dtype}": [
-                *(self._args.peer_python, "-m", f"benchmarks.{peer}_worker"),
-                *(self._model.path, dtype, "", PROMPT),
-            ]
-            for peer in self._args.peers
-            if dtype in PEER_DTYPES
-        }
         try:
             self.record["start"] = time_starts(
                 self._model.argument,
                 dtype,
-                peers,
+                self._peers.starts(self._model, dtype),
                 repeats=self._args.start_repeats,
                 cpus=self._conditions.cpus,
             )
@@ -274,40 +259,6 @@ def _ratios(
     return best
 
 
-class _ModelFile:
-    """The model as each side takes it; `name` and `file` say which it is without saying where."""
-
-    def __init__(self, argument: str):
-        from jaxinfer.loading import resolve
-
-        self.argument = argument
-        self.path = str(resolve(argument).resolve())
-        self.file = Path(self.path).name
-        self.name = argument if argument == Path(argument).name else self.file
-
-
-def _check_peer(args: argparse.Namespace) -> None:
-    """Ends the run where a peer cannot be imported: an hour later would be late."""
-    if not args.peers:
-        return
-    if args.peer_python is None:
-        if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
-            raise SystemExit(
-                "transformers is not installed here: install the extra `peers`, name another environment "
-                "with --peer-python, or run without, with --peers alone"
-            )
-        args.peer_python = sys.executable
-    found = subprocess.run(
-        [args.peer_python, "-c", "import torch, transformers"],
-        capture_output=True,
-        text=True,
-        env=worker_environment("plain"),
-        cwd=ROOT,
-    )
-    if found.returncode != 0:
-        raise SystemExit(f"--peer-python cannot import torch and transformers: {found.stderr[-500:].strip()}")
-
-
 def _default_out(args: argparse.Namespace, record: dict[str, Any]) -> Path:
     versions = next(c["versions"] for c in record["contenders"].values() if c["library"] == OWN)
     return ROOT / "benchmarks" / "results" / f"end_to_end-{record['model']}-jax{versions['jax']}.json"
@@ -326,8 +277,12 @@ def _parser() -> argparse.ArgumentParser:
         help="of the weights; the first is started too",
     )
     add("--out", help="default: benchmarks/results/end_to_end-MODEL-jaxVERSION.json")
-    add("--peers", nargs="*", choices=["transformers"], default=["transformers"], help="none: --peers alone")
-    add("--peer-python", metavar="PATH", help="the peers' interpreter; default: this one")
+    both = [TRANSFORMERS, LLAMA_CPP]
+    add("--peers", nargs="*", choices=both, default=both, help="none: --peers alone")
+    add("--peer-python", metavar="PATH", help="transformers' interpreter; default: this one")
+    add("--llama-python", metavar="PATH", help="llama.cpp's interpreter; default: this one")
+    add("--peer-model", metavar="DIR", help="what transformers reads instead of the same GGUF file")
+    add("--peer-dtypes", nargs="+", choices=PEER_DTYPES, default=PEER_DTYPES, help="of transformers")
     add(
         "--peer-modes",
         nargs="+",
@@ -335,6 +290,7 @@ def _parser() -> argparse.ArgumentParser:
         default=["eager"],
         help="the best one counts",
     )
+    add("--compiled-at", nargs="*", metavar="CONTEXTxBATCH", help="default: everywhere")
     add("--prefill", type=int, nargs="*", default=[128, 512, 2048], help="tokens")
     add("--contexts", type=int, nargs="*", default=[512, 4096], help="positions that decoding ends at")
     add("--batches", type=int, nargs="*", default=[1, 8])

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ _CLI = "import sys; from jaxinfer.cli import main; sys.exit(main())"
 
 
 def time_starts(
-    model: str, dtype: str, peers: dict[str, Sequence[str]], *, repeats: int, cpus: tuple[int, ...]
+    model: str, dtype: str, peers: Mapping[str, Sequence[str]], *, repeats: int, cpus: tuple[int, ...]
 ) -> dict[str, Any]:
     """Returns, by what is started, the seconds to its first output; all interleaved.
 

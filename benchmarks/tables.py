@@ -1,6 +1,6 @@
 """The tables of README.md and docs/performance.md, from benchmarks/results/*.json.
 
-python -m benchmarks.tables            writes them between the markers
+python -m benchmarks.tables            writes them between the markers, and docs/images/speed.svg
 python -m benchmarks.tables --check    only says whether they are up to date
 """
 
@@ -31,13 +31,19 @@ def load_results(folder: Path = RESULTS) -> dict[str, Record]:
 
 def readme_block(results: dict[str, Record]) -> str:
     """Returns what stands between the README's markers: speed, for each model under its newest jax."""
+    newest = newest_end_to_end(results)
+    return "\n\n".join(f"{_title(r)}\n\n{_speed(r)}\n\n{_foot(r)}" for r in newest.values())
+
+
+def newest_end_to_end(results: dict[str, Record]) -> dict[str, Record]:
+    """Returns the end-to-end result of each model under its newest jax, by the model's name."""
     newest: dict[str, Record] = {}
     for record in results.values():
         if record.get("benchmark") == "end_to_end":
             held = newest.get(record["model"])
             if held is None or _age(held) < _age(record):
                 newest[record["model"]] = record
-    return "\n\n".join(f"{_title(r)}\n\n{_speed(r)}\n\n{_foot(r)}" for _, r in sorted(newest.items()))
+    return dict(sorted(newest.items()))
 
 
 def performance_block(results: dict[str, Record]) -> str:
@@ -65,6 +71,7 @@ def _end_to_end(record: Record) -> str:
         _contexts(record),
         _start(record),
         _memory(record),
+        _limits(record),
         _foot(record),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -149,16 +156,14 @@ def _contexts(record: Record) -> str:
     for batch in sorted({cell["batch"] for cell in cells}):
         at = {cell["context"]: cell for cell in cells if cell["batch"] == batch}
         for name in dict.fromkeys(name for cell in at.values() for name in cell["results"]):
-            times = [_step_ms(at.get(context), name) for context in contexts]
-            if None not in times:
+            if all(context in at and name in at[context]["results"] for context in contexts):
+                times = [_step_ms(at[context], name) for context in contexts]
                 growth = f"{times[-1] / times[0]:.2f}x"
                 rows.append([_label(name), str(batch), *(f"{time:.1f}" for time in times), growth])
     return _table(["ms a step", "batch", *(f"at {c:,}" for c in contexts), "growth"], rows)
 
 
-def _step_ms(cell: Record | None, name: str) -> float | None:
-    if cell is None or name not in cell["results"]:
-        return None
+def _step_ms(cell: Record, name: str) -> float:
     return cell["results"][name]["median_ms"] / cell["steps"]
 
 
@@ -181,9 +186,29 @@ def _memory(record: Record) -> str:
         compiles, peak = generate.get("compiles"), generate["peak_above_imports_bytes"]
         shown = "-" if peak is None else f"{peak / 2**20:,.0f}"
         counts = (str(compiles["programs"]), f"{compiles['compile_s']:.1f}") if compiles else ("-", "-")
-        rows.append([_label(name), f"{facts['load_s']:.2f}", shown, *counts])
+        host = facts.get("host_overhead_us")
+        rows.append(
+            [_label(name), f"{facts['load_s']:.2f}", shown, *counts, "-" if host is None else f"{host:.0f}"]
+        )
     header = ["load and generate", "load s", "peak MiB above the imports'", "programs compiled", "compile s"]
+    header.append("host us a token")
     return _table(header, rows) if rows else ""
+
+
+def _limits(record: Record) -> str:
+    """What the machine can do, and how near to reading every weight once a decode step of one row comes."""
+    limits = record.get("limits")
+    if limits is None:
+        return ""
+    names = {"copy_gb_s": "copy, GB/s read and written", "read_gb_s": "read, GB/s"}
+    names |= {f"matmul_{dtype}_gflop_s": f"{dtype} matmul, GFLOP/s" for dtype in ("float32", "bfloat16")}
+    rows = [[said, f"{limits[key]:,.0f}"] for key, said in names.items()]
+    for cell in (cell for cell in record["cells"] if cell["measure"] == "decode" and cell["batch"] == 1):
+        for name in (name for name in cell["results"] if "params_bytes" in record["contenders"][name]):
+            rate = record["contenders"][name]["params_bytes"] / (1e6 * _step_ms(cell, name))
+            shown = f"{rate:.1f} ({rate / limits['read_gb_s']:.0%} of reading)"
+            rows.append([f"{_label(name)}: weights read, {_heading(cell)}, GB/s", shown])
+    return _table(["limits of the machine", ""], rows)
 
 
 def _title(record: Record) -> str:
@@ -198,7 +223,8 @@ def _machine(record: Record) -> str:
 def _versions(record: Record) -> str:
     versions: dict[str, str] = {}
     for facts in record["contenders"].values():
-        versions |= facts["versions"]
+        built = f" ({facts['build']})" if "build" in facts else ""
+        versions |= {name: version + built for name, version in facts["versions"].items()}
     return ", ".join(f"{name} {version}" for name, version in versions.items() if name != "jaxlib")
 
 
@@ -245,6 +271,9 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+IMAGE = Path("docs") / "images" / "speed.svg"
+
+
 def pages(results: dict[str, Record], root: Path = ROOT) -> dict[Path, str]:
     """Returns the files that hold tables, with the text that the results give them."""
     blocks = {root / "README.md": readme_block, root / "docs" / "performance.md": performance_block}
@@ -259,11 +288,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--check", action="store_true", help="write nothing; fail where a table is out of date"
     )
     args = parser.parse_args(argv)
-    stale = {path: text for path, text in pages(load_results()).items() if path.read_text() != text}
+    results = load_results()
+    stale = {path: text for path, text in pages(results).items() if path.read_text() != text}
     for path, text in stale.items():
         print(f"{path.relative_to(ROOT)}: {'out of date' if args.check else 'written'}", file=sys.stderr)
         if not args.check:
             path.write_text(text)
+    if not args.check:
+        from benchmarks.plots import draw_speed
+
+        draw_speed(newest_end_to_end(results), ROOT / IMAGE)
     return 1 if args.check and stale else 0
 
 

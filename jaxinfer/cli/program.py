@@ -26,6 +26,7 @@ COMMANDS = (
     Command("generate", "continue a prompt", uses_jax=True),
     Command("chat", "hold a conversation", uses_jax=True),
     Command("batch", "answer every row of a JSONL file", uses_jax=True),
+    Command("bench", "measure how fast a model runs here", uses_jax=True),
     Command("pull", "fetch a known model into the cache", uses_jax=False),
     Command("info", "show what runs here, and what a model is and needs", uses_jax=True),
 )

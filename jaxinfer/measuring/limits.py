@@ -1,7 +1,7 @@
 """What the machine itself can do: bytes a second of memory, operations a second of matrix products.
 
-On a CPU memory is measured by numpy on as many threads as the process may use, each on its own part: a
-limit should not depend on how well one library's compiler uses the machine. Elsewhere jax measures it.
+On a CPU numpy measures memory, with as many threads as the process may use: a limit should not depend on how
+well one library's compiler uses the machine. Elsewhere jax does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ _BYTES = 256 * 2**20  # more than any cache holds
 _MATMUL_DIM = 2048
 
 
+def machine_limits() -> dict[str, float]:
+    """Returns the limits that a model meets, in 1e9 bytes or operations a second."""
+    found = {"copy_gb_s": copy_bandwidth(), "read_gb_s": read_bandwidth()}
+    found |= {f"matmul_{dtype}_gflop_s": matmul_rate(dtype) for dtype in ("float32", "bfloat16")}
+    return {name: round(value / 1e9, 1) for name, value in found.items()}
+
+
 def copy_bandwidth(repeats: int = 5) -> float:
     """Returns the bytes a second of a copy between two large arrays, those read and those written."""
     if jax.default_backend() == "cpu":
@@ -34,10 +41,13 @@ def copy_bandwidth(repeats: int = 5) -> float:
 
 
 def read_bandwidth(repeats: int = 5) -> float:
-    """Returns the bytes a second of reading a large array once, such as the weights in a decode step."""
+    """Returns the bytes a second of reading a large array once, as a decode step reads the weights.
+
+    On a CPU by numpy's product of a matrix and a vector, which reads several rows at once.
+    """
     if jax.default_backend() == "cpu":
-        array = np.ones(_BYTES // 4, np.float32)
-        seconds = _on_threads(lambda part: array[part].max(), array.size, repeats)
+        matrix, vector = np.ones((_BYTES // 4 // 4096, 4096), np.float32), np.ones(4096, np.float32)
+        seconds = _median_s(lambda: matrix @ vector, repeats)
     else:
         values = jnp.ones(_BYTES // 4, jnp.float32)
         largest = jax.jit(jnp.max)

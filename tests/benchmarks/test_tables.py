@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from benchmarks.plots import draw_speed
 from benchmarks.tables import (
     BEGIN,
     END,
@@ -85,6 +86,26 @@ def test_speed_and_ratio_stand_in_the_readme():
         "| jaxinfer float32 against the best peer of its dtype | **1.50x** | **1.50x** | **1.50x** |" in block
     )
     assert "commit 0123456, " in block
+
+
+def test_the_machine_s_limits_stand_beside_what_a_decode_step_reads():
+    record = end_to_end()
+    record["limits"] = {"copy_gb_s": 30.2, "read_gb_s": 25.0}
+    record["limits"] |= {"matmul_float32_gflop_s": 240.0, "matmul_bfloat16_gflop_s": 1000.0}
+    record["contenders"]["jaxinfer/float32"]["params_bytes"] = 100_000_000
+    block = performance_block({"a": record})
+    assert "| bfloat16 matmul, GFLOP/s | 1,000 |" in block
+    assert "| jaxinfer float32: weights read, decode x1 at 512, GB/s | 10.0 (40% of reading) |" in block
+
+
+def test_the_picture_shows_every_measurement_and_contender(tmp_path):
+    record = end_to_end()
+    for name in ("one.svg", "two.svg"):
+        draw_speed({"tiny": record}, tmp_path / name)
+    picture = (tmp_path / "one.svg").read_text()
+    for text in ("prefill 128", "decode x1 at 512", "decode x1 at 4,096", "transformers float32", "1,500"):
+        assert text in picture
+    assert picture == (tmp_path / "two.svg").read_text()
 
 
 def test_a_disturbed_figure_is_marked_and_explained():
