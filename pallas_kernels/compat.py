@@ -10,6 +10,18 @@ Platform = Literal["cpu", "gpu", "tpu"]
 _GPU_NAMES = ("gpu", "cuda", "rocm")
 
 
+# The first jax whose Pallas TPU interface the kernels are written for.
+PALLAS_TPU_SINCE = (0, 11, 2)
+
+
+def pallas_tpu_refusal() -> str | None:
+    """Returns why this jax does not run the Pallas TPU kernels, None where it does."""
+    if jax.__version_info__[:3] >= PALLAS_TPU_SINCE:
+        return None
+    needed = ".".join(map(str, PALLAS_TPU_SINCE))
+    return f"it needs jax >= {needed}; this is jax {jax.__version__}"
+
+
 def target_platform() -> Platform:
     """Returns what the current trace compiles for.
 

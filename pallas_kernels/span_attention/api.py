@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import native
-from pallas_kernels.compat import target_platform
+from pallas_kernels.compat import pallas_tpu_refusal, target_platform
 from pallas_kernels.span_attention.native import span_attention_native, unsupported
 from pallas_kernels.span_attention.reference import span_attention_reference
 from pallas_kernels.span_attention.xla import span_attention_xla
@@ -74,13 +74,13 @@ def span_attention(
     if logits_soft_cap is not None:
         _check_positive("logits_soft_cap", logits_soft_cap)
     if implementation is None:
-        implementation = _best(query, logits_soft_cap, sinks)
+        implementation = _best(query, key, logits_soft_cap, sinks)
     elif implementation not in get_args(Implementation):
         raise ValueError(
             f"span_attention(implementation=...) must be one of {get_args(Implementation)} or None; "
             f"got {implementation!r}"
         )
-    elif refusal := _refusal(implementation, query, logits_soft_cap, sinks):
+    elif refusal := _refusal(implementation, query, key, logits_soft_cap, sinks):
         raise NotImplementedError(
             f"span_attention(implementation={implementation!r}) cannot run: {refusal}. "
             "Pass implementation=None for the best form that can"
@@ -120,6 +120,8 @@ def _device_refusal(implementation: Implementation) -> str | None:
         return "there is no Mosaic GPU kernel for span attention yet; GPUs take 'xla'"
     if implementation == "pallas_tpu" and platform != "tpu":
         return f"it is compiled by Mosaic for TPU; the target device is a {platform}"
+    if implementation == "pallas_tpu":
+        return pallas_tpu_refusal()
     if implementation == "native":
         if platform != "cpu":
             return f"it is compiled for CPUs; the target device is a {platform}"
@@ -127,15 +129,20 @@ def _device_refusal(implementation: Implementation) -> str | None:
     return None
 
 
-def _best(query: jax.Array, logits_soft_cap: float | None, sinks: jax.Array | None) -> Implementation:
+def _best(
+    query: jax.Array, key: jax.Array, logits_soft_cap: float | None, sinks: jax.Array | None
+) -> Implementation:
     kernels: tuple[Implementation, ...] = ("pallas_tpu", "native")
-    runs = (name for name in kernels if not _refusal(name, query, logits_soft_cap, sinks))
-    return next(runs, "xla")
+    for name in kernels:
+        if not _refusal(name, query, key, logits_soft_cap, sinks):
+            return name
+    return "xla"
 
 
 def _refusal(
     implementation: Implementation,
     query: jax.Array,
+    key: jax.Array,
     logits_soft_cap: float | None,
     sinks: jax.Array | None,
 ) -> str | None:
@@ -147,7 +154,7 @@ def _refusal(
         return None
     from pallas_kernels.span_attention import tpu
 
-    return tpu.unsupported(query)
+    return tpu.unsupported(query, key)
 
 
 def _check_arrays(query, key, value, span_lo, span_hi, sinks) -> None:
