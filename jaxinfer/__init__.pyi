@@ -24,6 +24,7 @@ from jaxinfer.spans import KeySpans as KeySpans, MaskPolicy as MaskPolicy, key_s
 from jaxinfer.spans import batch_span_ends as batch_span_ends
 from jaxinfer.spans import chunk_splits_image_run as chunk_splits_image_run
 from jaxinfer.spans import plan_prefill_chunks as plan_prefill_chunks
+from jaxinfer.spans import draw_key_spans as draw_key_spans
 
 # Generation
 from jaxinfer.generation import Generation as Generation, generate as generate

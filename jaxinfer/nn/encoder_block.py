@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import flax.struct
 import jax
-import jax.numpy as jnp
 
-from jaxinfer.ops import apply_rope, layer_norm, linear, span_attention
+from jaxinfer.ops import apply_rope, full_attention, layer_norm, linear
 
 
 @flax.struct.dataclass
@@ -54,10 +55,12 @@ def normed(params: LayerNormParams, x: jax.Array, eps: float) -> jax.Array:
     return layer_norm(x, params.scale, params.bias, eps)
 
 
+# Jitted on its own so that equal layers are traced and lowered once; the compiler inlines it.
+@functools.partial(jax.jit, static_argnames="eps")
 def encoder_block(
     params: EncoderBlockParams,
     x: jax.Array,
-    length: jax.Array,
+    length: jax.Array | None,
     rope: tuple[jax.Array, jax.Array] | None,
     *,
     eps: float,
@@ -65,7 +68,7 @@ def encoder_block(
     """Returns the residual stream float32 [N, E] after the layer, for the patches `x` [N, E] of one image.
 
     Args:
-      length: int32, how many patches are real; the rest are padding that no real one reads.
+      length: int32, how many patches are real, the rest being padding that no real one reads; None: all.
       rope: (cos, sin), [N, H / 2] each; None: without.
     """
     x = x + affine(params.out, _attended(params.qkv, normed(params.attention_norm, x, eps), length, rope))
@@ -74,21 +77,19 @@ def encoder_block(
 
 
 def _attended(
-    qkv: AffineParams, x: jax.Array, length: jax.Array, rope: tuple[jax.Array, jax.Array] | None
+    qkv: AffineParams, x: jax.Array, length: jax.Array | None, rope: tuple[jax.Array, jax.Array] | None
 ) -> jax.Array:
     projected = affine(qkv, x)  # [N, 3, heads, H]
-    query, key, value = (projected[None, :, part] for part in range(3))
+    query, key, value = (projected[:, part] for part in range(3))
     if rope is not None:
-        tables = (rope[0][None], rope[1][None])
-        query, key = apply_rope(query, tables), apply_rope(key, tables)
+        tables = (rope[0][None], rope[1][None])  # of a batch of one
+        query, key = apply_rope(query[None], tables)[0], apply_rope(key[None], tables)[0]
     dtype = qkv.weight.dtype
-    patches = x.shape[0]
-    mixed = span_attention(
+    mixed = full_attention(
         query.astype(dtype),
-        jnp.swapaxes(key, 1, 2).astype(dtype),
-        jnp.swapaxes(value, 1, 2).astype(dtype),
-        jnp.zeros((1, patches), jnp.int32),
-        jnp.full((1, patches), length - 1, jnp.int32),
+        key.astype(dtype),
+        value.astype(dtype),
+        length,
         softmax_scale=query.shape[-1] ** -0.5,
     )
-    return mixed.reshape(patches, -1)
+    return mixed.reshape(x.shape[0], -1)

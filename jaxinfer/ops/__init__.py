@@ -2,6 +2,7 @@
 
 from jaxinfer.ops.attention import AttentionImplementation, attention_implementations, span_attention
 from jaxinfer.ops.experts import routed_mlp
+from jaxinfer.ops.full_attention import full_attention
 from jaxinfer.ops.gated_delta import causal_conv, conv_history, gated_delta_chunk, gated_delta_step
 from jaxinfer.ops.linear import embed, linear
 from jaxinfer.ops.norms import layer_norm, rms_norm
@@ -15,6 +16,7 @@ __all__ = [
     "causal_conv",
     "conv_history",
     "embed",
+    "full_attention",
     "gated_delta_chunk",
     "gated_delta_step",
     "inverse_frequencies",

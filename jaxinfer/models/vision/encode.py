@@ -110,7 +110,7 @@ def _encode_siglip(params: VisionParams, pixels: jax.Array, *, config: VisionCon
     patches = pixels.reshape(-1, side, patch, side, patch).transpose(1, 3, 0, 2, 4).reshape(side * side, -1)
     x = affine(params.patch, patches) + params.positions.astype(jnp.float32)
     for block in params.blocks:
-        x = encoder_block(block, x, jnp.int32(side * side), None, eps=config.norm_eps)
+        x = encoder_block(block, x, None, None, eps=config.norm_eps)
     projector = params.projector
     assert isinstance(projector, SiglipProjectorParams)  # params are of `config`
     x = normed(projector.patch_norm, x, config.norm_eps)
