@@ -89,6 +89,7 @@ SECTIONS: dict[str, Callable[[Record], str]] = {
     "chat_reuse": _claims,
     "kv_eviction": _claims,
     "gated_delta": _claims,
+    "vision": _claims,
 }
 
 

@@ -28,11 +28,12 @@ SIZES = {
 OUT_DIM, TOKENS = 2560, 256
 
 
-def jaxinfer_tower(dtype: str, layers: int) -> tuple[dict[str, str], Callable[[np.ndarray], np.ndarray]]:
+def jaxinfer_tower(dtype: str, layers: int) -> tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]:
     import jax
 
     import jaxinfer as ji
     from jaxinfer.models import vision_param_shapes
+    from jaxinfer.ops import attention_implementations
 
     config = ji.VisionConfig(
         kind="siglip",
@@ -57,10 +58,14 @@ def jaxinfer_tower(dtype: str, layers: int) -> tuple[dict[str, str], Callable[[n
     def encode(pixels: np.ndarray) -> np.ndarray:
         return np.asarray(ji.encode_image(params, pixels, config=config).embeddings)
 
-    return {"jax": jax.__version__}, encode
+    has_native = attention_implementations()["native"] is None and dtype == "bfloat16"
+    return {
+        "versions": {"jax": jax.__version__},
+        "attention": "native" if has_native else "xla",
+    }, encode
 
 
-def transformers_tower(dtype: str, layers: int) -> tuple[dict[str, str], Callable[[np.ndarray], np.ndarray]]:
+def transformers_tower(dtype: str, layers: int) -> tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]:
     import torch
     import transformers
     from transformers.models.gemma3.modeling_gemma3 import Gemma3MultiModalProjector
@@ -84,13 +89,13 @@ def transformers_tower(dtype: str, layers: int) -> tuple[dict[str, str], Callabl
         return projector(hidden)[0].float().numpy()
 
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    return versions | {"attention": tower.config._attn_implementation}, encode
+    return {"versions": versions, "attention": tower.config._attn_implementation}, encode
 
 
 def main() -> None:
     library, dtype, layers = sys.argv[1:]
     make = {"jaxinfer": jaxinfer_tower, "transformers": transformers_tower}[library]
-    versions, encode = make(dtype, int(layers))
+    hello, encode = make(dtype, int(layers))
     side = SIZES["image_size"]
     pixels = np.random.default_rng(1).uniform(-1, 1, (3, side, side)).astype(np.float32)
 
@@ -102,7 +107,7 @@ def main() -> None:
             raise ValueError(f"features are {features.shape}, or not finite")
         return {"seconds": seconds, "tokens": []}
 
-    serve({"versions": versions}, {"encode": one_image, "peak": lambda: {"peak_bytes": peak_bytes()}})
+    serve(hello, {"encode": one_image, "peak": lambda: {"peak_bytes": peak_bytes()}})
 
 
 if __name__ == "__main__":

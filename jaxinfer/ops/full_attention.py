@@ -1,7 +1,8 @@
 """Attention of every column to every other, for the patches of one image.
 
-On a CPU a block of many queries against all keys is two large products with one pass of exponentials between
-them. Elsewhere span attention's kernels do it.
+In XLA's form for CPUs a block of many queries against all keys is two large products with one pass of
+exponentials between them. Where span attention has a faster kernel, the kernel does it: on other devices, and on
+a CPU for bfloat16 where the native one is compiled.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.ops.attention import span_attention
+from jaxinfer.ops.attention import attention_implementations, span_attention
 from pallas_kernels.compat import target_platform
 
 _BLOCK_SCORES = 1 << 22  # of one head at a time, 16 MiB
@@ -33,7 +34,8 @@ def full_attention(
       length: int32, at least 1: only the first `length` columns are read; None: all. What later columns give
         means nothing.
     """
-    if target_platform() != "cpu":
+    has_native = attention_implementations()["native"] is None  # no reason why not
+    if target_platform() != "cpu" or (has_native and query.dtype == jnp.bfloat16):
         columns = query.shape[0]
         last = columns - 1 if length is None else length - 1
         return span_attention(
