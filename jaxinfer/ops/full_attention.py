@@ -1,8 +1,8 @@
 """Attention of every column to every other, for the patches of one image.
 
 In XLA's form for CPUs a block of many queries against all keys is two large products with one pass of
-exponentials between them. Where span attention has a faster kernel, the kernel does it: on other devices, and on
-a CPU for bfloat16 where the native one is compiled.
+exponentials between them. Where span attention has a faster kernel, the kernel does it: on other devices, and
+on a CPU for bfloat16 where the native one is compiled.
 """
 
 from __future__ import annotations
