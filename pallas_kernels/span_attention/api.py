@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import native
-from pallas_kernels.compat import pallas_tpu_refusal, target_platform
+from pallas_kernels.compat import hopper_refusal, pallas_tpu_refusal, target_platform
 from pallas_kernels.span_attention.native import span_attention_native, unsupported
 from pallas_kernels.span_attention.reference import span_attention_reference
 from pallas_kernels.span_attention.xla import span_attention_xla
@@ -109,6 +109,10 @@ def _function(implementation: Implementation) -> Callable:
         from pallas_kernels.span_attention import tpu  # late: importing Pallas adds a third to the start
 
         return tpu.span_attention_tpu
+    if implementation == "pallas_gpu":
+        from pallas_kernels.span_attention import gpu
+
+        return gpu.span_attention_gpu
     if implementation == "native":
         return span_attention_native
     return span_attention_reference if implementation == "reference" else span_attention_xla
@@ -117,7 +121,7 @@ def _function(implementation: Implementation) -> Callable:
 def _device_refusal(implementation: Implementation) -> str | None:
     platform = target_platform()
     if implementation == "pallas_gpu":
-        return "there is no Mosaic GPU kernel for span attention yet; GPUs take 'xla'"
+        return hopper_refusal()
     if implementation == "pallas_tpu" and platform != "tpu":
         return f"it is compiled by Mosaic for TPU; the target device is a {platform}"
     if implementation == "pallas_tpu":
@@ -132,7 +136,7 @@ def _device_refusal(implementation: Implementation) -> str | None:
 def _best(
     query: jax.Array, key: jax.Array, logits_soft_cap: float | None, sinks: jax.Array | None
 ) -> Implementation:
-    kernels: tuple[Implementation, ...] = ("pallas_tpu", "native")
+    kernels: tuple[Implementation, ...] = ("pallas_tpu", "pallas_gpu", "native")
     for name in kernels:
         if not _refusal(name, query, key, logits_soft_cap, sinks):
             return name
@@ -150,11 +154,15 @@ def _refusal(
         return refusal
     if implementation == "native":
         return unsupported(logits_soft_cap, sinks)
-    if implementation != "pallas_tpu":
-        return None
-    from pallas_kernels.span_attention import tpu
+    if implementation == "pallas_tpu":
+        from pallas_kernels.span_attention import tpu
 
-    return tpu.unsupported(query, key)
+        return tpu.unsupported(query, key)
+    if implementation == "pallas_gpu":
+        from pallas_kernels.span_attention import gpu
+
+        return gpu.unsupported(query)
+    return None
 
 
 def _check_arrays(query, key, value, span_lo, span_hi, sinks) -> None:

@@ -43,6 +43,20 @@ def tile_extents(lo: jax.Array, hi: jax.Array, *, kv_len: int, block_kv: int) ->
     )
 
 
+def may_hold_unread_rows(lo: jax.Array, hi: jax.Array, *, kv_len: int, block_kv: int) -> jax.Array:
+    """Returns int32 [B, kv blocks], 0 where every row of the block lies in some span of its batch row.
+
+    Of canonical spans [B, T]. It is 1 where one span, or two that meet, do not hold the whole block, though
+    several might: a sum over all pairs of spans and rows would cost more than the blocks it spares.
+    """
+    first = jnp.arange(-(-kv_len // block_kv), dtype=jnp.int32) * block_kv
+    last = jnp.minimum(first + block_kv, kv_len) - 1
+    lo, hi = lo[..., None], hi[..., None]
+    held_to = jnp.max(jnp.where(lo <= first, hi, -1), axis=1)
+    held_from = jnp.min(jnp.where(hi >= last, lo, kv_len), axis=1)
+    return (held_from > held_to + 1).astype(jnp.int32)
+
+
 def spans_have_gap(lo: jax.Array, hi: jax.Array) -> jax.Array:
     """Returns whether rows between a tile's first and last lie in no span, bool [...]; canonical spans."""
     order = jnp.argsort(lo, axis=-1)
