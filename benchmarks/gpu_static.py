@@ -1,8 +1,8 @@
 """Static figures of the GPU kernels, compiled for a GPU that is not there, as JSON and as a table.
 
-    python -m benchmarks.gpu_static [--target H200] [--table]
+    python -m benchmarks.gpu_static [--target H200]
 
-Needs the `gpu-aot` extra and no GPU: nothing here is a time. --table prints the table of the results kept.
+Needs the `gpu-aot` extra and no GPU: nothing here is a time.
 """
 
 from __future__ import annotations
@@ -39,19 +39,11 @@ def table(rows: list[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", default="H200")
-    parser.add_argument(
-        "--table", action="store_true", help="print the newest result's table, compile nothing"
-    )
     args = parser.parse_args()
-    if args.table:
-        newest = sorted(RESULTS.glob(f"gpu_static-{args.target}-*.json"))[-1]
-        print(table(json.loads(newest.read_text())["cases"]))
-        return
     rows = measure(args.target)
     path = RESULTS / f"gpu_static-{args.target}-jax{rows[0]['jax']}.json"
-    path.write_text(
-        json.dumps({"target": args.target, "jax": rows[0]["jax"], "cases": rows}, indent=1) + "\n"
-    )
+    record = {"benchmark": "gpu_static", "target": args.target, "jax": rows[0]["jax"], "cases": rows}
+    path.write_text(json.dumps(record, indent=1) + "\n")
     print(table(rows))
 
 

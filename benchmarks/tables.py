@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gpu_static
+
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
@@ -84,12 +86,18 @@ def _claims(record: Record) -> str:
     return f"{title}\n\n{_table(['', 'measured', 'bound'], rows)}\n\n{_foot(record)}"
 
 
+def _gpu_static(record: Record) -> str:
+    heading = f"Compiled for an {record['target']} that is not there, bfloat16; jax {record['jax']}"
+    return f"{heading}\n\n{gpu_static.table(record['cases'])}"
+
+
 SECTIONS: dict[str, Callable[[Record], str]] = {
     "end_to_end": _end_to_end,
     "chat_reuse": _claims,
     "kv_eviction": _claims,
     "gated_delta": _claims,
     "vision": _claims,
+    "gpu_static": _gpu_static,
 }
 
 

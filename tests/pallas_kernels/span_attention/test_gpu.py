@@ -1,7 +1,7 @@
 """The Mosaic GPU kernels: interpreted they agree with the oracle, without a race; their tables are right.
 
 Interpreted, wgmma is a plain product; whether the compiler takes the kernels is another test's question
-(`-m gpu_aot`), and what they do on a GPU another's (`-m gpu`).
+(`-m gpu_aot`), and what they do on a GPU that of `benchmarks/gpu_device.py`.
 """
 
 import functools
