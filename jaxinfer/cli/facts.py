@@ -23,10 +23,11 @@ def environment_facts() -> dict[str, Any]:
     """Returns versions, devices, where things are kept, and which known models are there."""
     import jax
 
-    from jaxinfer.ops import attention_implementations
+    from jaxinfer.ops import attention_implementations, gated_delta_implementations
 
     return {
         "attention": dict(attention_implementations()),
+        "gated_delta": dict(gated_delta_implementations()),
         "versions": {
             "jaxinfer": own_version(),
             "jax": jax.__version__,

@@ -66,8 +66,9 @@ def _report(facts: dict[str, Any]) -> str:
         "Pulled": pulled or "nothing",
         "Compiled programs": facts["compiled_programs"] or "not kept",
         **{
-            f"Attention {name}": "runs here" if reason is None else f"not here: {reason}"
-            for name, reason in facts["attention"].items()
+            f"{label} {name}": "runs here" if reason is None else f"not here: {reason}"
+            for label, op in (("Attention", "attention"), ("Gated delta", "gated_delta"))
+            for name, reason in facts[op].items()
         },
     }
     parts = [*_section("Here", here)]

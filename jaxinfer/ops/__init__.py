@@ -3,7 +3,13 @@
 from jaxinfer.ops.attention import AttentionImplementation, attention_implementations, span_attention
 from jaxinfer.ops.experts import routed_mlp
 from jaxinfer.ops.full_attention import full_attention
-from jaxinfer.ops.gated_delta import causal_conv, conv_history, gated_delta_chunk, gated_delta_step
+from jaxinfer.ops.gated_delta import (
+    causal_conv,
+    conv_history,
+    gated_delta_chunk,
+    gated_delta_implementations,
+    gated_delta_step,
+)
 from jaxinfer.ops.linear import embed, linear
 from jaxinfer.ops.norms import layer_norm, rms_norm
 from jaxinfer.ops.rope import apply_rope, inverse_frequencies, rope_tables
@@ -18,6 +24,7 @@ __all__ = [
     "embed",
     "full_attention",
     "gated_delta_chunk",
+    "gated_delta_implementations",
     "gated_delta_step",
     "inverse_frequencies",
     "layer_norm",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import ModuleType
 from typing import Literal, get_args
 
 import jax
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from pallas_kernels.compat import target_platform
 from pallas_kernels.gated_delta.reference import checkpoints_before_scan, gated_delta_reference
 from pallas_kernels.gated_delta.xla import gated_delta_chunk_xla, gated_delta_step_xla
 
@@ -68,13 +71,14 @@ def gated_delta_chunk(
     arrays = (query, key, value, log_decay, beta)
     _check_arrays(name, arrays, initial_state, lengths)
     _check_columns(checkpoint_columns, value.shape)
-    form = _form(name, implementation)
+    form = _form(name, implementation, key, value)
     options = {"initial_state": initial_state, "lengths": lengths}
     if form == "reference":
         return gated_delta_reference(*arrays, **options, checkpoint_columns=checkpoint_columns)
     if value.shape[1] > 1:
-        return gated_delta_chunk_xla(*arrays, **options, checkpoint_columns=checkpoint_columns)
-    output, state = gated_delta_step_xla(*arrays, **options)
+        run = _tpu().gated_delta_chunk_tpu if form == "pallas_tpu" else gated_delta_chunk_xla
+        return run(*arrays, **options, checkpoint_columns=checkpoint_columns)
+    output, state = _step(form)(*arrays, **options)
     saved = checkpoints_before_scan(initial_state, checkpoint_columns, q_len=1)
     if saved is not None:
         saved = jnp.where((checkpoint_columns == 1)[..., None, None, None], state[:, None], saved)
@@ -118,24 +122,63 @@ def gated_delta_step(
             f"{name}(value=...) must be [B, 1, nv, dv]; got {value.shape}; use gated_delta_chunk for more"
         )
     options = {"initial_state": initial_state, "lengths": lengths}
-    if _form(name, implementation) == "reference":
+    form = _form(name, implementation, key, value)
+    if form == "reference":
         return gated_delta_reference(*arrays, **options, checkpoint_columns=None)[:2]
-    return gated_delta_step_xla(*arrays, **options)
+    return _step(form)(*arrays, **options)
 
 
-def _form(name: str, implementation: str | None) -> Literal["reference", "xla"]:
-    if implementation is None or implementation == "xla":
-        return "xla"
-    if implementation == "reference":
-        return "reference"
-    if implementation in get_args(Implementation):
-        raise NotImplementedError(
-            f"{name}(implementation={implementation!r}): there is no such kernel yet; pass 'xla' or None"
+def available_implementations() -> dict[Implementation, str | None]:
+    """Returns, for every implementation, None if it runs here or why it does not.
+
+    "Here" is the platform being compiled for; a call's shapes may still rule an implementation out.
+    """
+    return {name: _device_refusal(name) for name in get_args(Implementation)}
+
+
+def _tpu() -> ModuleType:
+    from pallas_kernels.gated_delta import tpu  # Pallas takes most of a second to import
+
+    return tpu
+
+
+def _step(form: Implementation) -> Callable:
+    return _tpu().gated_delta_step_tpu if form == "pallas_tpu" else gated_delta_step_xla
+
+
+def _device_refusal(implementation: Implementation) -> str | None:
+    if implementation == "pallas_gpu":
+        return "there is no such kernel yet"
+    if implementation == "pallas_tpu":
+        platform = target_platform()
+        return None if platform == "tpu" else f"it runs on TPU; this is {platform}"
+    return None
+
+
+def _refusal(implementation: Implementation, key: jax.Array, value: jax.Array) -> str | None:
+    """Returns why the implementation cannot take this call, None where it can."""
+    reason = _device_refusal(implementation)
+    if reason is None and implementation == "pallas_tpu":
+        return _tpu().unsupported(key, value)
+    return reason
+
+
+def _form(
+    name: str, implementation: Implementation | None, key: jax.Array, value: jax.Array
+) -> Implementation:
+    if implementation is None:
+        return "pallas_tpu" if _refusal("pallas_tpu", key, value) is None else "xla"
+    if implementation not in get_args(Implementation):
+        raise ValueError(
+            f"{name}(implementation=...) must be one of {get_args(Implementation)} or None; "
+            f"got {implementation!r}"
         )
-    raise ValueError(
-        f"{name}(implementation=...) must be one of {get_args(Implementation)} or None; "
-        f"got {implementation!r}"
-    )
+    reason = _refusal(implementation, key, value)
+    if reason is not None:
+        raise NotImplementedError(
+            f"{name}(implementation={implementation!r}) cannot take this call: {reason}; pass 'xla' or None"
+        )
+    return implementation
 
 
 def _check_arrays(

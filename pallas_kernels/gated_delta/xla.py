@@ -32,7 +32,7 @@ from pallas_kernels.gated_delta.reference import (
 )
 
 _MIN_CHUNK, _MAX_CHUNK = 8, 32  # powers of two; 64 is slower: its products within the chunk outweigh
-_ZERO_LOG_DECAY = -150.0  # its float32 exponential is 0, and unlike -inf it can be summed by a product
+ZERO_LOG_DECAY = -150.0  # its float32 exponential is 0, and unlike -inf it can be summed by a product
 _LEAST_DOT = 8  # products of smaller blocks are sums that XLA fuses, larger ones are dots
 
 
@@ -162,7 +162,7 @@ def _save(saved: jax.Array, columns: jax.Array, state: jax.Array, writes: _Write
 def _decays(log_decay: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns (D [..., C, C], e^G [..., C]) of log decays [..., C]."""
     below = _below(log_decay.shape[-1])
-    log_decay = jnp.maximum(log_decay, _ZERO_LOG_DECAY)
+    log_decay = jnp.maximum(log_decay, ZERO_LOG_DECAY)
     upto = jnp.where(below.T, 0, log_decay[..., None, :])  # row i holds g_m at m <= i
     sums = _dot(upto, jnp.asarray(below, jnp.float32))  # over j < m <= i
     decay = jnp.where(below.T, 0, jnp.exp(sums))
