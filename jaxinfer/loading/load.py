@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxinfer.loading.cache import resolve
-from jaxinfer.loading.checkpoint import open_checkpoint
+from jaxinfer.loading.checkpoint import Checkpoint, open_checkpoint
+from jaxinfer.loading.converted import converted_path, read_converted, write_converted
+from jaxinfer.loading.gguf import GgufSource
 from jaxinfer.loading.tensor_source import CheckpointError
 
 if TYPE_CHECKING:
-    from jaxinfer.models import Model
+    from jaxinfer.config import ModelConfig
+    from jaxinfer.models import DecoderParams, Model
+    from jaxinfer.models.family import Family
     from jaxinfer.state import KvWindowPolicy
 
 
@@ -34,7 +38,7 @@ def load(
     """
     # Imported here: these import jax, which the rest of this package does without.
     from jaxinfer.config import DTYPES
-    from jaxinfer.models import Model, WeightsError, assemble_params, assemble_vision, family_of
+    from jaxinfer.models import Model, WeightsError, assemble_vision, family_of
     from jaxinfer.state import KvWindowPolicy
 
     if dtype is not None and dtype not in DTYPES:
@@ -48,7 +52,7 @@ def load(
         raise CheckpointError(f"{path}: {error}") from error
     config = dataclasses.replace(config, dtype=dtype or own_dtype(checkpoint.config))
     try:
-        params = assemble_params(config, family, checkpoint.source)
+        params = _decoder_params(config, family, checkpoint)
         vision = assemble_vision(config, family, checkpoint.source)
     except WeightsError as error:
         raise CheckpointError(str(error)) from error
@@ -64,6 +68,21 @@ def load(
         kv_window=KvWindowPolicy.from_env() if kv_window is None else kv_window,
         vision=vision,
     )
+
+
+def _decoder_params(config: ModelConfig, family: Family, checkpoint: Checkpoint) -> DecoderParams:
+    """Returns the decoder's weights; those of a GGUF file are converted once and mapped from then on."""
+    from jaxinfer.models import assemble_params, param_shapes
+
+    if not isinstance(checkpoint.source, GgufSource):  # others are stored as they are used: read them
+        return assemble_params(config, family, checkpoint.source)
+    path = converted_path(checkpoint.fingerprint, config.dtype)
+    kept = read_converted(path, param_shapes(config))
+    if kept is not None:
+        return kept
+    params = assemble_params(config, family, checkpoint.source)
+    write_converted(path, params)
+    return params
 
 
 def own_dtype(raw: dict) -> str:
