@@ -22,7 +22,7 @@ STANDS_ON = {
     "loading": ("models",),
     "testing": ("loading",),
     "sampling": (),
-    "generation": ("models", "sampling", "state"),
+    "generation": ("models", "images", "sampling", "state"),
     "chat": ("generation", "prefix"),
     "batch": ("generation", "prefix", "version"),
     "measuring": ("generation", "loading"),

@@ -33,14 +33,16 @@ class JobSettings:
     memory_bytes: int | None = None
 
 
-def describe_job(model: Model, facts: InputFacts, settings: JobSettings) -> dict[str, Any]:
-    """Returns what a job is as JSON values, one level of groups."""
+def describe_job(
+    model: Model, facts: InputFacts, settings: JobSettings, images: str | None = None
+) -> dict[str, Any]:
+    """Returns what a job is as JSON values, one level of groups; `images`: digest of the files it names."""
     options = dataclasses.asdict(settings.defaults)
     options |= options.pop("sampling")
     options |= {"batch_size": settings.batch_size, "memory": settings.memory_bytes}
     template = model.chat_template
     job = {
-        "input": {"sha256": facts.sha256, "rows": facts.num_rows},
+        "input": {"sha256": facts.sha256, "rows": facts.num_rows, "images": images},
         "options": options,
         "model": {
             "weights": model.fingerprint,
@@ -79,6 +81,8 @@ def check_same_job(began: dict[str, Any], now: dict[str, Any], journal: Path) ->
 
 
 def _difference(group: str, name: str, began: Any, now: Any) -> str:
+    if group == "input" and name == "images":
+        return "the images that the input names are not the same"
     if group == "input":
         return "the input file is not the same"
     if group == "options":

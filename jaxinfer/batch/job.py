@@ -18,6 +18,7 @@ from jaxinfer.batch.answer import answer_batch
 from jaxinfer.batch.durable import AppendFile
 from jaxinfer.batch.encode import Row, encode_request
 from jaxinfer.batch.identity import JobSettings, check_same_job, describe_job
+from jaxinfer.batch.image_files import images_digest
 from jaxinfer.batch.journal import FinishedBatch, Journal, Settled, journal_path
 from jaxinfer.batch.lines import InputFacts, Lines, read_lines, scan_input, windows
 from jaxinfer.batch.paths import Existing, ResumeError, check_paths
@@ -80,7 +81,7 @@ def run_job(
     check_paths(input_path, output_path, existing)
     facts = scan_input(input_path)
     planner = BatchPlanner(model, batch_size=settings.batch_size, memory_bytes=settings.memory_bytes)
-    job = describe_job(model, facts, settings)
+    job = describe_job(model, facts, settings, images_digest(input_path))
     journal_file = journal_path(output_path)
     output = AppendFile(output_path)
     try:
@@ -184,7 +185,9 @@ class _Run:
 
     def _encode(self, request: Request) -> Row | BadRow:
         limit = self._planner.max_positions
-        return encode_request(self._model, request, max_positions=limit, now=self._now)
+        return encode_request(
+            self._model, request, max_positions=limit, now=self._now, folder=self._input_path.parent
+        )
 
     def _answer_batch(self, rows: list[Row], batch: Batch) -> FinishedBatch:
         before = self._progress
@@ -192,7 +195,8 @@ class _Run:
         def count(new_tokens: int) -> None:
             self._advance(tokens=new_tokens)
 
-        answers = answer_batch(self._model, rows, batch, on_tokens=count)
+        folder = self._input_path.parent
+        answers = answer_batch(self._model, rows, batch, folder=folder, on_tokens=count)
         self._progress = before  # what was sampled behind a stop string does not count
         lines, num_errors, num_tokens = [], 0, 0
         for row, answer in zip(rows, answers, strict=True):

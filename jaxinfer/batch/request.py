@@ -20,7 +20,7 @@ RowId = str | int
 
 MAX_LOGPROBS = 128  # alternatives a token; more would be computed for every row of the batch
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-FIELDS = ("id", "prompt", "messages", "max_new_tokens", *_SAMPLING, "seed", "stop", "logprobs")
+FIELDS = ("id", "prompt", "messages", "images", "max_new_tokens", *_SAMPLING, "seed", "stop", "logprobs")
 _SEED_BITS = 53  # what every JSON reader keeps
 _LONGEST_ERROR = 300
 
@@ -51,7 +51,7 @@ class Defaults:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A row that is well-formed; one of `prompt` and `messages` is not None."""
+    """A row that is well-formed; one of `prompt` and `messages` is not None, `images` are paths."""
 
     id: RowId
     line: int
@@ -61,6 +61,7 @@ class Request:
     sampling: Sampling
     stop: tuple[str, ...]
     logprobs: int | None
+    images: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,12 +89,13 @@ def parse_row(line: bytes, number: int, defaults: Defaults) -> Request | BadRow:
         prompt, messages = _what_to_answer(fields)
         max_new_tokens, stop, logprobs = _options(fields, defaults)
         sampling = _sampling(fields, row_id, defaults)
+        images = _images(fields)
     except _RowError as error:
         text = " ".join(str(error).split())
         return BadRow(
             row_id, number, text if len(text) <= _LONGEST_ERROR else f"{text[: _LONGEST_ERROR - 3]}..."
         )
-    return Request(row_id, number, prompt, messages, max_new_tokens, sampling, stop, logprobs)
+    return Request(row_id, number, prompt, messages, max_new_tokens, sampling, stop, logprobs, images)
 
 
 def _json_object(line: bytes, number: int) -> dict[str, Any]:
@@ -156,6 +158,13 @@ def _what_to_answer(fields: Mapping[str, Any]) -> tuple[str | None, list[dict[st
             f"messages must be a list of objects with a role, not an empty one; got {_brief(messages)}"
         )
     return None, messages
+
+
+def _images(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    images = fields.get("images", [])
+    if not isinstance(images, list) or not all(isinstance(path, str) and path for path in images):
+        raise _RowError(f"images must be a list of paths; got {_brief(images)}")
+    return tuple(images)
 
 
 def _is_message(value: object) -> bool:

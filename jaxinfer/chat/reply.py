@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxinfer.chat.prompt import Message, Represented
+from jaxinfer.chat.images import ChatImage
+from jaxinfer.chat.prompt import Message, Represented, text_of
 from jaxinfer.generation import Generation
 from jaxinfer.prefix import PrefixRestorePlan
 
@@ -49,9 +50,16 @@ class Turn:
       question, answer: the messages.
       represented: the ids of the conversation up to here; None where they are another tokenizer's.
       reply: how the answer came about; None in a conversation that was loaded.
+      images: of the question.
     """
 
     question: Message
     answer: Message
     represented: Represented | None
     reply: Reply | None
+    images: tuple[ChatImage, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The question's text."""
+        return text_of(self.question)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.chat.images import image_records, read_records
 from jaxinfer.chat.prompt import Message, Represented
 from jaxinfer.chat.reply import Turn
 from jaxinfer.chat.saved_files import SavedChatError, read_arrays, write_saved
@@ -48,6 +49,7 @@ def write_session(path: Path, seat: Seat, preamble: Sequence[Message], turns: Se
         "checkpoints": seat.checkpoints,
         "preamble": [dict(message) for message in preamble],
         "turns": [_turn_record(turn) for turn in turns],
+        "images": image_records(image for turn in turns for image in turn.images),
         "entry": None if slot is None else _entry_record(slot.entry),
         "num_checkpoints": 0 if slot is None else len(slot.ring.checkpoints),
     }
@@ -56,13 +58,21 @@ def write_session(path: Path, seat: Seat, preamble: Sequence[Message], turns: Se
 
 
 def read_turns(record: Mapping[str, Any], seat: Seat) -> tuple[Turn, ...]:
-    """Returns the turns of a record; without their ids where those are of another tokenizer."""
+    """Returns the turns of a record, their images as the seat's model takes them; without their ids where
+    those are of another tokenizer.
+
+    Raises:
+      ImageError: there are images, and the seat's model reads none.
+    """
     ours = record["identity"]["tokenizer_fingerprint"] == identity(seat)["tokenizer_fingerprint"]
+    images = read_records(seat.model, record.get("images", {}))
     turns = []
     for turn in record["turns"]:
         ids = turn["token_ids"] if ours else None
-        represented = None if ids is None else Represented(turn["text"], tuple(ids))
-        turns.append(Turn(turn["question"], turn["answer"], represented, None))
+        content = tuple((start, end, digest) for start, end, digest in turn.get("content", ()))
+        represented = None if ids is None else Represented(turn["text"], tuple(ids), content)
+        shown = tuple(images[key] for key in turn.get("images", ()))
+        turns.append(Turn(turn["question"], turn["answer"], represented, None, shown))
     return tuple(turns)
 
 
@@ -143,6 +153,8 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "answer": dict(turn.answer),
         "text": None if represented is None else represented.text,
         "token_ids": None if represented is None else list(represented.token_ids),
+        "content": [] if represented is None else [list(span) for span in represented.content],
+        "images": [image.key for image in turn.images],
     }
 
 

@@ -7,13 +7,25 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
-from jaxinfer.chat.prompt import Message, Represented, last_question_start, prompt_ids, rendered
+from jaxinfer.chat.images import ChatImage, read_images
+from jaxinfer.chat.prompt import (
+    Message,
+    Represented,
+    last_question_start,
+    prompt_of,
+    question_of,
+    rendered,
+    rendered_before,
+)
 from jaxinfer.chat.reply import Reply, Timings, Turn
 from jaxinfer.chat.saved_files import read_record
 from jaxinfer.chat.saved_session import read_slot, read_turns, write_session
 from jaxinfer.chat.turn import Seat, run_turn, seat_bytes
 from jaxinfer.generation import StreamChunk
+from jaxinfer.generation.image_features import ImageEncoder
+from jaxinfer.generation.image_prompts import ShownPrompt
 from jaxinfer.generation.rows import GREEDY, Options
+from jaxinfer.images import ImageSource
 from jaxinfer.models import Model
 from jaxinfer.prefix import PrefixStore
 from jaxinfer.sampling import Sampling
@@ -79,6 +91,7 @@ class ChatSession:
         if store is None:
             store = PrefixStore(2 * seat_bytes(model, capacity, checkpoints))
         self.seat = Seat(store, slot, model, capacity, checkpoints)
+        self._encoder = ImageEncoder(model)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -89,6 +102,7 @@ class ChatSession:
         self,
         message: str,
         *,
+        images: Sequence[ImageSource | ChatImage] = (),
         max_new_tokens: int | None = None,
         sampling: Sampling = GREEDY,
         stop: str | Sequence[str] = (),
@@ -97,17 +111,24 @@ class ChatSession:
     ) -> Reply:
         """Returns the model's answer to `message` after the conversation so far.
 
+        Control tokens that the message spells are read as text, where the tokenizer lets them: see
+        `Tokenizer.guard`.
+
         Args:
+          images: shown before the text: Pillow images, uint8 arrays, paths or a file's bytes. They stay in
+            the conversation, as they are now.
           max_new_tokens: the most tokens of the answer; None: 512, or what the capacity leaves.
           sampling, stop, logprobs, stream: as those of `generate`.
 
         Raises:
           CapacityError: the conversation would exceed the capacity.
+          ImageError: an image that cannot be read, or a model or a chat template that takes none.
           ValueError: messages that the template refuses, bad options. Nothing has changed then.
         """
         return self._answer(
             self.turns,
             message,
+            read_images(self.seat.model, images),
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             stop=stop,
@@ -115,16 +136,29 @@ class ChatSession:
             stream=stream,
         )
 
-    def edit(self, index: int, message: str, **options) -> Reply:
+    def edit(
+        self,
+        index: int,
+        message: str,
+        *,
+        images: Sequence[ImageSource | ChatImage] | None = None,
+        **options,
+    ) -> Reply:
         """Returns the answer to `message` in place of question `index` (0 is the first); what followed that
-        question is dropped once the new answer is there. Options: as those of `send`."""
+        question is dropped once the new answer is there.
+
+        Args:
+          images: as those of `send`; None: those that the question had.
+          **options: as those of `send`.
+        """
         self._check_index(index)
-        return self._answer(self.turns[:index], message, **options)
+        kept = self.turns[index].images if images is None else read_images(self.seat.model, images)
+        return self._answer(self.turns[:index], message, kept, **options)
 
     def retry(self, **options) -> Reply:
         """Returns another answer to the last question, in place of the last one. Options: as `send`."""
         self._check_index(len(self.turns) - 1)
-        return self.edit(len(self.turns) - 1, self.turns[-1].question["content"], **options)
+        return self.edit(len(self.turns) - 1, self.turns[-1].text, **options)
 
     def undo(self) -> Turn:
         """Drops the last question and its answer, and returns them."""
@@ -136,8 +170,9 @@ class ChatSession:
         """Saves the conversation and its state to the directory `path`.
 
         A conversation saved there before is replaced in one step: whatever goes wrong, the directory holds
-        the old one or the new one. Messages are JSON in it, arrays are written by orbax. Without a state in
-        the store (no turn yet, or other slots took its room) the messages alone are saved.
+        the old one or the new one. Messages are JSON in it, with the bytes of their images (a path that was
+        given is not read again); arrays are written by orbax. Without a state in the store (no turn yet, or
+        other slots took its room) the messages alone are saved.
 
         Raises:
           ValueError: `path` holds something else, or a message is not plain JSON.
@@ -196,6 +231,7 @@ class ChatSession:
         self,
         turns: tuple[Turn, ...],
         message: str,
+        images: tuple[ChatImage, ...],
         *,
         max_new_tokens: int | None = None,
         sampling: Sampling = GREEDY,
@@ -204,12 +240,15 @@ class ChatSession:
         stream: Callable[[StreamChunk], None] | None = None,
     ) -> Reply:
         began = time.perf_counter()
-        question: Message = {"role": "user", "content": message}
+        question = question_of(message, len(images))
         history = [m for turn in turns for m in (turn.question, turn.answer)]
         messages = [*self.preamble, *history, question]
+        earlier = [image.prepared for turn in turns for image in turn.images]
+        shown = [*earlier, *(image.prepared for image in images)]
         model, capacity = self.seat.model, self.seat.capacity
-        text = rendered(model, messages)
-        ids = prompt_ids(model, text, [turn.represented for turn in turns if turn.represented])
+        text = rendered(model, messages, shown)
+        prompt = prompt_of(model, text, [turn.represented for turn in turns if turn.represented], shown)
+        ids = list(prompt.token_ids)
         wanted = max(1, min(_NEW_TOKENS, capacity - len(ids))) if max_new_tokens is None else max_new_tokens
         if isinstance(wanted, int) and len(ids) + wanted > capacity:
             raise CapacityError(
@@ -224,15 +263,27 @@ class ChatSession:
         def watch(num_tokens: int) -> None:
             first_token.append(time.perf_counter())
 
-        at = (last_question_start(model, messages, text, ids),) if self.seat.keeps_checkpoints else ()
-        result = run_turn(self.seat, ids, options, checkpoint_at=at, stream=stream, on_tokens=watch)
+        at = ()
+        if self.seat.wants_checkpoints(has_images=bool(shown)):
+            head = rendered_before(model, messages[:-1], earlier)
+            at = (last_question_start(text, head, ids, model),)
+        result = run_turn(
+            self.seat,
+            ids,
+            options,
+            checkpoint_at=at,
+            shown=ShownPrompt(prompt, tuple(shown)) if shown else None,
+            encoder=self._encoder,
+            stream=stream,
+            on_tokens=watch,
+        )
         generation = result.generation
         timings = _timings(began, first_token[0], len(generation.token_ids))
         reply = Reply(generation.text, result.plan, timings, generation)
         raw = model.tokenizer.decode(generation.token_ids, skip_special_tokens=False)
-        represented = Represented(text + raw, (*ids, *generation.token_ids))
+        represented = Represented(text + raw, (*ids, *generation.token_ids), prompt.content)
         answer = {"role": "assistant", "content": generation.text}
-        self.turns = (*turns, Turn(question, answer, represented, reply))
+        self.turns = (*turns, Turn(question, answer, represented, reply, images))
         return reply
 
 

@@ -6,10 +6,14 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 
 from jaxinfer.generation import Generation, StreamChunk, kv_dtype
+from jaxinfer.generation.image_features import ImageEncoder
+from jaxinfer.generation.image_prompts import ShownPrompt
+from jaxinfer.generation.image_rows import ImageRow, image_row
 from jaxinfer.generation.prefill import prefill, prefill_chunks
 from jaxinfer.generation.rows import Options, continue_rows
+from jaxinfer.images.prompt import Span
 from jaxinfer.models import Model
-from jaxinfer.prefix import PrefixMetadata, PrefixRestorePlan, PrefixStore
+from jaxinfer.prefix import ContentSpan, PrefixMetadata, PrefixRestorePlan, PrefixStore
 from jaxinfer.prefix.store import ring_checkpoint
 from jaxinfer.state import DecodeState, KvResidency, init_state
 
@@ -38,6 +42,13 @@ class Seat:
         config, policy = self.model.config, self.model.kv_window
         evicts = any(policy.layer_window(config, index) for index in range(len(config.layers)))
         return self.checkpoints > 0 and (evicts or config.is_recurrent)
+
+    def wants_checkpoints(self, *, has_images: bool) -> bool:
+        """Returns whether a turn is to take checkpoints: also where images bound the truncation of a state
+        that has only them to bound it, with three-axis rope."""
+        return self.keeps_checkpoints or (
+            has_images and self.checkpoints > 0 and self.model.config.uses_mrope
+        )
 
     @property
     def metadata(self) -> PrefixMetadata:
@@ -100,6 +111,8 @@ def run_turn(
     options: Options,
     *,
     checkpoint_at: Sequence[int] = (),
+    shown: ShownPrompt | None = None,
+    encoder: ImageEncoder | None = None,
     stream: Callable[[StreamChunk], None] | None = None,
     on_tokens: Callable[[int], None] | None = None,
 ) -> TurnResult:
@@ -111,13 +124,18 @@ def run_turn(
     Args:
       ids: the whole prompt, checked with `options` and against the capacity.
       checkpoint_at: lengths of the prompt to take checkpoints at, where the seat keeps any.
+      shown: the same prompt with the images behind its placeholders; None: there are none.
+      encoder: keeps features between turns; None: one for this turn. Images that the kept state covers are
+        not encoded.
       stream: as in `generate`.
       on_tokens: called with the number of tokens of every device call.
     """
     model, config, metadata = seat.model, seat.model.config, seat.metadata
-    opened = seat.store.open(seat.slot, metadata, ids, fresh=seat.fresh_state)
+    content = () if shown is None else shown.prompt.content
+    opened = seat.store.open(seat.slot, metadata, ids, fresh=seat.fresh_state, content=_spans(content))
     start = opened.plan.suffix_start
-    wanted = [at for at in checkpoint_at if at > start] if seat.keeps_checkpoints else []
+    takes = seat.wants_checkpoints(has_images=bool(content))
+    wanted = [at for at in checkpoint_at if at > start] if takes else []
     chunks = prefill_chunks(
         model.params,
         [list(ids[start:])],
@@ -125,6 +143,7 @@ def run_turn(
         config=config,
         donate=opened.donate,
         checkpoint_at=wanted,
+        images=[_suffix_images(seat.model, shown, start, encoder)],
     )
     taken = []
     for logits, state, checkpoints in chunks:  # noqa: B007
@@ -140,5 +159,22 @@ def run_turn(
         state,
         max_checkpoints=seat.checkpoints,
         taken=taken,
+        content=_spans(content),
     )
     return TurnResult(opened.plan, generation, tuple(answer.sampled_ids))
+
+
+def _spans(content: Sequence[Span]) -> tuple[ContentSpan, ...]:
+    return tuple(ContentSpan(*span) for span in content)
+
+
+def _suffix_images(
+    model: Model, shown: ShownPrompt | None, start: int, encoder: ImageEncoder | None
+) -> ImageRow | None:
+    """Returns what the columns of a prompt from `start` on need of its images, encoding no others."""
+    if shown is None:
+        return None
+    needed = {digest for _, end, digest in shown.prompt.content if end > start}
+    encoder = ImageEncoder(model) if encoder is None else encoder
+    features = encoder.features(image for image in shown.images if image.digest in needed)
+    return image_row(shown.prompt, features, start=start)

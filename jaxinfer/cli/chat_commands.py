@@ -12,6 +12,7 @@ from jaxinfer.cli.sizes import format_bytes
 ChatCommand = Callable[[Chat, str], None]
 
 HELP = (
+    "/image PATH shows an image with the next question; may be repeated",
     "/undo drops the last question and its answer",
     "/edit N TEXT asks TEXT in place of question N, the first is 1, and drops what followed",
     "/retry asks the last question again",
@@ -22,14 +23,23 @@ HELP = (
 )
 
 
+def _image(chat: Chat, rest: str) -> None:
+    from jaxinfer.chat.images import read_images
+
+    chat.images += read_images(chat.model, [_path("image", rest)])
+    count = len(chat.images)
+    shown = "1 image" if count == 1 else f"{count} images"
+    chat.output.told(f"the next question comes with {shown}", command="image", path=rest, num_images=count)
+
+
 def _undo(chat: Chat, rest: str) -> None:
     _no_argument("undo", rest)
     dropped = chat.session.undo()
     left = len(chat.session.turns)
     chat.output.told(
-        f"dropped question {left + 1}: {dropped.question['content']}",
+        f"dropped question {left + 1}: {dropped.text}",
         command="undo",
-        dropped=dropped.question["content"],
+        dropped=dropped.text,
         num_turns=left,
     )
 
@@ -49,7 +59,7 @@ def _retry(chat: Chat, rest: str) -> None:
     turns = chat.session.turns
     if not turns:
         raise UsageError("there is nothing to retry: no question was answered yet")
-    chat.ask(turns[-1].question["content"], len(turns) - 1)
+    chat.ask(turns[-1].text, len(turns) - 1)
 
 
 def _save(chat: Chat, rest: str) -> None:
@@ -127,6 +137,7 @@ def _no_argument(name: str, rest: str) -> None:
 
 
 COMMANDS: dict[str, ChatCommand] = {
+    "image": _image,
     "undo": _undo,
     "edit": _edit,
     "retry": _retry,

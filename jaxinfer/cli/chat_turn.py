@@ -13,6 +13,7 @@ from jaxinfer.cli.terminal import say, stage, write_json, write_out
 
 if TYPE_CHECKING:
     from jaxinfer.chat import ChatSession, Reply
+    from jaxinfer.chat.images import ChatImage
     from jaxinfer.generation import StreamChunk
     from jaxinfer.models import Model
     from jaxinfer.sampling import Sampling
@@ -57,6 +58,7 @@ class Chat:
       session: replaced by /load.
       num_asked: turns taken so far, dropped ones too: each draws with a seed of its own.
       failed: whether some line could not be done.
+      images: of the next question.
     """
 
     model: Model
@@ -67,9 +69,10 @@ class Chat:
     output: Output
     num_asked: int = 0
     failed: bool = False
+    images: tuple[ChatImage, ...] = ()
 
     def ask(self, question: str, index: int | None = None) -> None:
-        """Asks, in place of question `index` where it is given."""
+        """Asks, in place of question `index`, whose images it keeps, where it is given."""
         options: dict[str, Any] = {
             "max_new_tokens": self.max_new_tokens,
             "sampling": self._next_sampling(),
@@ -79,11 +82,13 @@ class Chat:
 
         def send(stream: Any) -> Any:
             if index is None:
-                return session.send(question, stream=stream, **options)
+                return session.send(question, images=self.images, stream=stream, **options)
             return session.edit(index, question, stream=stream, **options)
 
         seed = options["sampling"].seed
         take_turn(send, self.output, session, seed=seed)
+        if index is None:
+            self.images = ()
 
     def _next_sampling(self) -> Sampling:
         """Returns the sampling of the next turn: another seed each time, or /retry would say the same."""
@@ -166,7 +171,7 @@ def _tell_interrupted(answer: _Answer, output: Output) -> None:
 
 def _tell_reply(reply: Reply, output: Output, session: ChatSession, seed: int | None) -> None:
     if output.json:
-        turn = {"turn": len(session.turns), "question": session.turns[-1].question["content"]}
+        turn = {"turn": len(session.turns), "question": session.turns[-1].text}
         write_json(turn | reply_record(reply) | {"seed": seed})
     elif not reply.text.endswith("\n"):
         write_out("\n")

@@ -8,7 +8,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.cli.exit_codes import INTERRUPTED, OK, UsageError
@@ -21,6 +21,7 @@ from jaxinfer.loading.known_models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from jaxinfer.generation import Generation, StreamChunk
+    from jaxinfer.generation.image_prompts import ShownPrompt
     from jaxinfer.models import Model
     from jaxinfer.sampling import Sampling
 
@@ -29,6 +30,13 @@ _NEW_TOKENS = 256
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="the text; - reads it from standard input")
+    parser.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="shown before the prompt, for models that read images; may be repeated",
+    )
     parser.add_argument("--system", metavar="TEXT", help="system message, put before the prompt")
     parser.add_argument("--raw", action="store_true", help="continue the text itself: no chat template")
     add_model_options(parser)
@@ -60,13 +68,14 @@ def run(args: argparse.Namespace) -> int:
         # Drawn here, so that it can be told and the answer can be had again.
         sampling = dataclasses.replace(sampling, seed=secrets.randbits(32))
     model, load_s = load_model(args)
-    token_ids = encode_prompt(model, text, system=args.system, raw=args.raw)
+    prompt = in_thread(lambda: encode_prompt(model, text, args.image, system=args.system, raw=args.raw))
+    token_ids = list(prompt.prompt.token_ids)
     answer = _Answer(echo=not (args.json or args.no_stream))
     result = None
     try:
         with stage("reading the prompt (a first run compiles)") as end_stage:
             answer.at_first_token = end_stage
-            result = in_thread(lambda: _generate(args, model, token_ids, sampling, answer))
+            result = in_thread(lambda: _generate(args, model, prompt, sampling, answer))
     except KeyboardInterrupt:
         answer.close()
     if args.json:
@@ -81,15 +90,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _generate(
-    args: argparse.Namespace, model: Model, token_ids: list[int], sampling: Sampling, answer: _Answer
+    args: argparse.Namespace, model: Model, prompt: ShownPrompt, sampling: Sampling, answer: _Answer
 ) -> Generation:
     from jaxinfer.generation import generate
 
+    token_ids = prompt.prompt.token_ids
     room = model.config.max_positions - len(token_ids)
     by_default = max(1, min(_NEW_TOKENS, room))
     [result] = generate(
         model,
         [token_ids],
+        images=[prompt.images] if prompt.images else None,
         max_new_tokens=by_default if args.max_new_tokens is None else args.max_new_tokens,
         sampling=sampling,
         stop=args.stop,
@@ -99,21 +110,33 @@ def _generate(
     return result
 
 
-def encode_prompt(model: Model, text: str, *, system: str | None, raw: bool) -> list[int]:
-    """Returns the ids of a prompt: as a chat's first message where the model has a template, else as text.
+def encode_prompt(
+    model: Model, text: str, images: Sequence[str], *, system: str | None, raw: bool
+) -> ShownPrompt:
+    """Returns a prompt: as a chat's first message where the model has a template, else as text, in which
+    the placeholders of images must be written.
 
     Raises:
       UsageError: a system message where no template can place it.
       ChatTemplateError: the template refuses the messages.
+      ImageError: an image cannot be taken, or has no placeholder.
     """
+    from jaxinfer.chat.prompt import question_of, rendered
+    from jaxinfer.generation.image_features import prepare_images
+    from jaxinfer.generation.image_prompts import ShownPrompt, spelled_out
+    from jaxinfer.images import image_prompt
+
+    prepared = prepare_images(model, images, name="--image")
     if raw or model.chat_template is None:
         if system is not None:
             why = "--raw uses no chat template" if raw else "this model has no chat template"
             raise UsageError(f"--system cannot be used: {why}; put the text into the prompt")
-        return model.tokenizer.encode(text)
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    messages.append({"role": "user", "content": text})
-    return model.tokenizer.encode_rendered(model.chat_template.render(messages))
+        ids = model.tokenizer.encode(spelled_out(model, text, prepared) if prepared else text)
+    else:
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        messages.append(dict(question_of(text, len(images))))
+        ids = model.tokenizer.encode_rendered(rendered(model, messages, prepared))
+    return ShownPrompt(image_prompt(ids, prepared, config=model.config), prepared)
 
 
 class _Answer:

@@ -69,6 +69,22 @@ def read_rgb(source: ImageSource, name: str) -> np.ndarray:
     return _read_pillow(source, name)
 
 
+def image_file(source: ImageSource, name: str) -> bytes:
+    """Returns `source` as a file's bytes, to keep: of a path or bytes what they hold, else a PNG of the same
+    pixels.
+
+    Raises:
+      ImageError: as `read_rgb`, but for what only decoding shows.
+    """
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source)
+    if isinstance(source, str | os.PathLike):
+        return _file_bytes(os.fsdecode(source), name)
+    file = io.BytesIO()
+    _pillow().fromarray(read_rgb(source, name)).save(file, "PNG")
+    return file.getvalue()
+
+
 def _pillow() -> ModuleType:
     try:
         from PIL import Image
@@ -101,16 +117,20 @@ def _read_array(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def _read_path(path: str, name: str) -> np.ndarray:
+    data = _file_bytes(path, name)
+    return _read_file(io.BytesIO(data), data[:_HEAD_BYTES], f"{name} ({path})")
+
+
+def _file_bytes(path: str, name: str) -> bytes:
     if path.startswith(("http://", "https://", "data:")):
         raise ImageError(f"{name}: {path[:60]} is a URL; download it and pass a path or its bytes")
     if path.lower().endswith(_VIDEO_SUFFIXES):
         raise ImageError(f"{name}: {path} is a video; pass its frames as images")
-    named = f"{name} ({path})"
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ImageError(f"{named}: cannot be read: {error.strerror or error}") from error
-    return _read_file(io.BytesIO(data), data[:_HEAD_BYTES], named)
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise ImageError(f"{name} ({path}): cannot be read: {reason}") from error
 
 
 def _read_file(file: io.BytesIO, head: bytes, name: str) -> np.ndarray:

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 import tokenizers
 
 SPACE_MARK = "\u2581"
+_BREAK = "\ufdd0"  # a noncharacter: no text holds one
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -64,6 +65,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added_text: dict[int, str] = {index: token.content for index, token in added.items()}
         self.special_ids: frozenset[int] = frozenset(index for index, token in added.items() if token.special)
+        self._control_heads = {text[0] for index in self.special_ids if (text := self._added_text[index])}
         self.fingerprint = fingerprint
         for index in (*self.eos_token_ids, *(() if bos_token_id is None else (bos_token_id,))):
             self._check_id(index)
@@ -77,8 +79,44 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Token ids of a rendered chat template, which holds the BOS that it defines: none is added."""
-        return self.encode(text, add_special_tokens=False)
+        """Token ids of a rendered chat template, which holds the BOS that it defines: none is added.
+
+        What `guard` was applied to before it was rendered holds no control token.
+        """
+        parts = text.split(_BREAK)
+        return [index for part in parts for index in self.encode(part, add_special_tokens=False)]
+
+    def guard(self, text: str) -> str:
+        """Returns `text` such that `encode_rendered` reads all of it as text: what spells a control token
+        has a break inside, a noncharacter that is never encoded.
+
+        Somebody's words in a conversation must not end their turn or begin another's. `text` comes back as
+        it is where it spells none; and where the tokenizer would read something else around a break (one
+        that puts a space in front of whatever it encodes), or finds a control token by another spelling:
+        there control tokens are read in any text, as transformers does.
+
+        Raises:
+          ValueError: `text` holds U+FDD0, the break.
+        """
+        if _BREAK in text:
+            raise ValueError("the text holds U+FDD0, a noncharacter that stands for no text; remove it")
+        if not any(head in text for head in self._control_heads):
+            return text
+        guarded = text
+        while found := self.special_ids.intersection(ids := self.encode_rendered(guarded)):
+            broken = guarded
+            for token in sorted((self._added_text[index] for index in found), key=len, reverse=True):
+                if len(token) < 2:
+                    return text
+                broken = broken.replace(token, f"{token[:1]}{_BREAK}{token[1:]}")
+            if broken == guarded:
+                return text
+            guarded = broken
+        return guarded if self.decode(ids, skip_special_tokens=False) == text else text
+
+    def unguard(self, text: str) -> str:
+        """Returns a text without the breaks of `guard`."""
+        return text.replace(_BREAK, "")
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; ValueError for an id that is not in the vocabulary."""

@@ -110,6 +110,7 @@ class PrefixStore:
         Raises:
           ValueError: a fresh state alone is larger than the budget; nothing has been computed then.
         """
+        content = tuple(content)
         held = self._slots.get(slot)
         entry, lengths = (None, ()) if held is None else (held.entry, held.ring.lengths)
         plan = plan_prefix_reuse(entry, metadata, token_ids, lengths, content=content)
@@ -123,7 +124,7 @@ class PrefixStore:
         boundary = None
         if plan.mode is PrefixReuseMode.EXACT_APPEND:
             state = held.state
-            if _needs_checkpoints(state):
+            if _needs_checkpoints(state) or (content and state.rope_delta is not None):
                 boundary = ring_checkpoint(snapshot(state))
         elif plan.mode is PrefixReuseMode.TRUNCATE_APPEND:
             state = truncate(held.state, plan.reusable_len)

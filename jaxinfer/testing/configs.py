@@ -16,7 +16,7 @@ from jaxinfer.config import (
     VisionConfig,
 )
 from jaxinfer.spans import MaskPolicy
-from jaxinfer.testing.tokenizer import BOS, EOS, IMAGE, TOKEN_IDS, VOCAB_SIZE
+from jaxinfer.testing.tokenizer import BOS, EOS, IMAGE, IMAGE_BEGIN, IMAGE_END, TOKEN_IDS, VOCAB_SIZE
 
 HEAD_DIM = 16
 _BASE = ModelConfig(
@@ -49,6 +49,8 @@ _SIGLIP = VisionConfig(
     num_positions=64,
     out_dim=_BASE.embed_dim,
     image_size=32,
+    begin_token_id=TOKEN_IDS[IMAGE_BEGIN],
+    end_token_id=TOKEN_IDS[IMAGE_END],
 )
 # A token for 8 x 8 pixels: from one to 32 tokens an image.
 _QWEN_VL = VisionConfig(
@@ -65,6 +67,8 @@ _QWEN_VL = VisionConfig(
     rope_theta=10_000.0,
     min_pixels=64,
     max_pixels=2048,
+    begin_token_id=TOKEN_IDS[IMAGE_BEGIN],
+    end_token_id=TOKEN_IDS[IMAGE_END],
 )
 
 

@@ -7,18 +7,26 @@ from typing import Literal
 from jaxinfer.loading.chat_template import ChatTemplate
 from jaxinfer.testing.tokenizer import BOS, EOS
 
-# Any roles in any order; no BOS.
+# Any roles in any order; no BOS; of an image the placeholder between its marks, as Qwen's.
 CHATML_TEMPLATE = """\
 {%- for message in messages -%}
 <|im_start|>{{ message['role'] }}
-{{ message['content'] }}<|im_end|>
+{% if message['content'] is string -%}
+{{ message['content'] }}
+{%- else -%}
+{%- for part in message['content'] -%}
+{{ '<start_of_image><image><end_of_image>' if part['type'] == 'image' else part['text'] }}
+{%- endfor -%}
+{%- endif -%}
+<|im_end|>
 {% endfor -%}
 {%- if add_generation_prompt -%}
 <|im_start|>assistant
 {% endif -%}
 """
 
-# BOS first; a first system message is put into the user's turn; then user and assistant must alternate.
+# BOS first; a first system message is put into the user's turn; then user and assistant must alternate; of an
+# image its begin mark alone.
 GEMMA_TEMPLATE = """\
 {{- bos_token -}}
 {%- set preamble = messages[0]['content'] + '\n\n' if messages and messages[0]['role'] == 'system' else '' -%}
@@ -27,7 +35,15 @@ GEMMA_TEMPLATE = """\
 {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') -}}
 {%- endif -%}
 <start_of_turn>{{ 'model' if message['role'] == 'assistant' else message['role'] }}
-{{ preamble if loop.first }}{{ message['content'] | trim }}<end_of_turn>
+{{ preamble if loop.first }}
+{%- if message['content'] is string -%}
+{{ message['content'] | trim }}
+{%- else -%}
+{%- for part in message['content'] -%}
+{{ '<start_of_image>' if part['type'] == 'image' else part['text'] | trim }}
+{%- endfor -%}
+{%- endif -%}
+<end_of_turn>
 {% endfor -%}
 {%- if add_generation_prompt -%}
 <start_of_turn>model

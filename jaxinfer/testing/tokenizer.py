@@ -11,7 +11,19 @@ from jaxinfer.loading.tokenizer import BYTE_OF_CHARACTER
 from jaxinfer.loading.tokenizer import Tokenizer as TextTokenizer
 
 BOS, EOS, IMAGE = "<bos>", "<eos>", "<image>"
-CONTROL_TOKENS = (BOS, EOS, "<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", IMAGE, "<pad>")
+IMAGE_BEGIN, IMAGE_END = "<start_of_image>", "<end_of_image>"
+CONTROL_TOKENS = (
+    BOS,
+    EOS,
+    "<|im_start|>",
+    "<|im_end|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    IMAGE,
+    "<pad>",
+    IMAGE_BEGIN,
+    IMAGE_END,
+)
 NUM_BYTES = 256
 TOKEN_IDS = {token: NUM_BYTES + index for index, token in enumerate(CONTROL_TOKENS)}
 VOCAB_SIZE = NUM_BYTES + len(CONTROL_TOKENS)
@@ -37,5 +49,5 @@ def toy_tokenizer(*, adds_bos: bool = True) -> TextTokenizer:
         vocab_size=VOCAB_SIZE,
         bos_token_id=TOKEN_IDS[BOS],
         eos_token_ids=[TOKEN_IDS[token] for token in _END_TOKENS],
-        fingerprint=f"toy-bytes-{'bos' if adds_bos else 'plain'}-1",
+        fingerprint=f"toy-bytes-{'bos' if adds_bos else 'plain'}-2",
     )

@@ -164,7 +164,7 @@ def test_a_command_that_cannot_be_done_is_one_line_and_the_conversation_goes_on(
     error, *help_lines = err.splitlines()
     assert error.startswith("jaxinfer: error: ")
     assert reason in error
-    assert help_lines[0] == "jaxinfer: /undo drops the last question and its answer"
+    assert "jaxinfer: /undo drops the last question and its answer" in help_lines
 
 
 def test_messages_that_the_template_refuses_are_one_line_and_change_nothing(chat, chat_model, tmp_path):
