@@ -29,6 +29,7 @@ from benchmarks.machine import HUGE_PAGES, ROOT, LoadMeter, machine_record, pin_
 from jaxinfer.chat.prompt import rendered
 from jaxinfer.generation import kv_dtype
 from jaxinfer.generation.prefill import prefill
+from jaxinfer.images import ImagePrompt
 from jaxinfer.loading.chat_template import ChatTemplate
 
 HISTORY, NEW, TURNS, CAPACITY = 2048, 64, 8, 4096
@@ -61,19 +62,23 @@ class TurnClock:
 def clocked() -> Iterator[TurnClock]:
     """Times the turn that is taken inside."""
     clock = TurnClock()
-    encode, locate = session_module.prompt_ids, session_module.last_question_start
-    go_on = turn_module.continue_rows
+    encode, go_on = session_module.prompt_of, turn_module.continue_rows
+    locate = session_module.last_question_start
 
-    def prompt_ids(*args: Any, **options: Any) -> list[int]:
-        clock.ids = encode(*args, **options)
+    def prompt_of(*args: Any, **options: Any) -> ImagePrompt:
+        prompt = encode(*args, **options)
+        clock.ids = list(prompt.token_ids)
         clock.began_s = time.perf_counter()
-        return clock.ids
+        return prompt
 
-    def last_question_start(*args: Any, **options: Any) -> int:
-        began = time.perf_counter()
-        found = locate(*args, **options)
-        clock.excluded_s += time.perf_counter() - began
-        return found
+    def excluded(call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            found = call(*args, **options)
+            clock.excluded_s += time.perf_counter() - began
+            return found
+
+        return timed
 
     def continue_rows(model: ji.Model, logits: jax.Array, state: ji.DecodeState, *args: Any, **options: Any):
         jax.block_until_ready((logits, state))
@@ -81,8 +86,9 @@ def clocked() -> Iterator[TurnClock]:
         return go_on(model, logits, state, *args, **options)
 
     with (
-        mock.patch.object(session_module, "prompt_ids", prompt_ids),
-        mock.patch.object(session_module, "last_question_start", last_question_start),
+        mock.patch.object(session_module, "prompt_of", prompt_of),
+        mock.patch.object(session_module, "rendered_before", excluded(session_module.rendered_before)),
+        mock.patch.object(session_module, "last_question_start", excluded(locate)),
         mock.patch.object(turn_module, "continue_rows", continue_rows),
     ):
         yield clock
@@ -100,7 +106,7 @@ def question_of(session: ji.ChatSession, turns: int, target: int, word: str) -> 
         messages = [*history, {"role": "user", "content": text}]
         model = session.seat.model
         represented = [turn.represented for turn in kept if turn.represented]
-        length = len(session_module.prompt_ids(model, rendered(model, messages), represented))
+        length = len(session_module.prompt_of(model, rendered(model, messages), represented).token_ids)
         if length == target:
             return text
         count = max(1, count + target - length)

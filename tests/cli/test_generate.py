@@ -95,14 +95,20 @@ def test_a_seed_is_told_and_gives_the_answer_again(chat_model, capsys):
 
 def test_a_system_message_goes_through_the_template(chat_model):
     model = load(chat_model)
-    ids = encode_prompt(model, "hi", system="be kind", raw=False)
+    ids = encode_prompt(model, "hi", [], system="be kind", raw=False).prompt.token_ids
     assert model.tokenizer.decode(ids) == "s:be kind|u:hi|a:"
 
 
 def test_raw_text_and_base_models_use_no_template(chat_model, base_model):
     for directory, raw in ((chat_model, True), (base_model, False), (base_model, True)):
         model = load(directory)
-        assert encode_prompt(model, "hi", system=None, raw=raw) == model.tokenizer.encode("hi")
+        ids = encode_prompt(model, "hi", [], system=None, raw=raw).prompt.token_ids
+        assert list(ids) == model.tokenizer.encode("hi")
+
+
+def test_a_model_of_text_refuses_an_image_in_one_line(chat_model, capsys):
+    assert main(["generate", "hello", "--image", "a.png", "--model", str(chat_model)]) == 2
+    assert "--image: this model reads text alone; it has no image tower" in capsys.readouterr().err
 
 
 @pytest.fixture
