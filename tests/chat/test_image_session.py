@@ -10,7 +10,7 @@ from jaxinfer.generation import image_features
 from jaxinfer.testing import tiny_config, tiny_model
 
 MODELS = {
-    name: tiny_model(name, seed=5, layers=tiny_config(name).layers[-1:])
+    name: tiny_model(name, seed=5, layers=tiny_config(name).layers[-2:])
     for name in ("gemma3_image", "qwen3_vl")
 }
 SHORT = {"max_new_tokens": 2}
