@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from jaxinfer.spans import MaskPolicy
 
 DTYPES = ("float32", "bfloat16")
+WEIGHT_DTYPES = (*DTYPES, "int8")
 
 
 class LayerKind(enum.Enum):
@@ -253,6 +254,7 @@ class ModelConfig:
     norm_eps: float
     softmax_scale: float
     dtype: Literal["float32", "bfloat16"] = "float32"
+    quantization: Literal["int8"] | None = None  # of the matrices; their inputs and KV rows stay in `dtype`
     activation: Literal["silu", "gelu_tanh"] = "silu"
     scale_embeddings: bool = False  # token embeddings times sqrt(embed_dim), the scale rounded to dtype
     qk_norm: bool = False
@@ -283,6 +285,11 @@ class ModelConfig:
                 f"ModelConfig(dtype=...) must be one of {DTYPES}; got {self.dtype!r} "
                 "(float16 overflows in these models: use bfloat16)"
             )
+        if self.quantization not in (None, "int8") or (self.quantization and self.dtype != "bfloat16"):
+            raise ValueError(
+                f"ModelConfig(quantization=...) must be None, or 'int8' with dtype='bfloat16'; got "
+                f"{self.quantization!r} with dtype={self.dtype!r}"
+            )
         if any(layer.mlp == "moe" for layer in self.layers) and self.moe is None:
             raise ValueError("ModelConfig(moe=None) does not fit a layer with mlp='moe'")
         if self.is_recurrent and self.gated_delta is None:
@@ -292,6 +299,17 @@ class ModelConfig:
                 f"ModelConfig(vision=...) gives features of {self.vision.out_dim} channels for "
                 f"embed_dim={self.embed_dim}"
             )
+
+    @property
+    def weight_dtype(self) -> str:
+        """Dtype of the matrices, one of `WEIGHT_DTYPES`."""
+        return self.quantization or self.dtype
+
+    def with_weight_dtype(self, weight_dtype: str) -> ModelConfig:
+        """Returns the same model with matrices in a dtype of `WEIGHT_DTYPES`; int8 computes in bfloat16."""
+        quantization = "int8" if weight_dtype == "int8" else None
+        dtype = "bfloat16" if quantization else weight_dtype
+        return dataclasses.replace(self, dtype=dtype, quantization=quantization)  # pyright: ignore
 
     @property
     def num_groups(self) -> int:

@@ -48,7 +48,7 @@ def describe_job(
             "weights": model.fingerprint,
             "tokenizer": model.tokenizer.fingerprint,
             "chat_template": None if template is None else template.fingerprint,
-            "dtype": model.config.dtype,
+            "dtype": model.config.weight_dtype,
             "kv_dtype": kv_dtype(model.config),
             "kv_window": model.kv_window.enabled,
         },

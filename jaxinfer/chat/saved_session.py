@@ -129,7 +129,7 @@ def identity(seat: Seat) -> dict[str, Any]:
     """Returns what a state depends on besides its tokens, as plain JSON values by name."""
     metadata = seat.metadata
     fields = {field.name: getattr(metadata, field.name) for field in dataclasses.fields(metadata)}
-    fields |= {"model_fingerprint": seat.model.fingerprint, "dtype": seat.model.config.dtype}
+    fields |= {"model_fingerprint": seat.model.fingerprint, "dtype": seat.model.config.weight_dtype}
     return json.loads(json.dumps({name: _plain(value) for name, value in fields.items()}))
 
 

@@ -57,7 +57,7 @@ class Seat:
         ropes = [layer.rope for layer in config.layers if layer.rope is not None]
         return PrefixMetadata(
             # Weights in another dtype are other weights, whatever the rows are kept in.
-            model_fingerprint=model.fingerprint and (model.fingerprint, config.dtype),
+            model_fingerprint=model.fingerprint and (model.fingerprint, config.weight_dtype),
             tokenizer_fingerprint=model.tokenizer.fingerprint,
             adapter_fingerprint=None,
             vocab_size=config.vocab_size,

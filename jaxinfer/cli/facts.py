@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import importlib.metadata
 import math
 import platform
@@ -66,7 +65,7 @@ def model_facts(name: str, dtype: str | None) -> tuple[ModelConfig, dict[str, An
         "windows": sorted({layer.window for layer in config.layers if layer.window is not None}),
         **_weights(config),
         "file_bytes": sum(file.stat().st_size for file in checkpoint.files),
-        "dtype": config.dtype,
+        "dtype": config.weight_dtype,
         "embed_dim": config.embed_dim,
         "num_q_heads": config.num_q_heads,
         "num_kv_heads": config.num_kv_heads,
@@ -88,17 +87,19 @@ def _config(checkpoint: Checkpoint, path: Path, dtype: str | None) -> ModelConfi
         config = family_of(checkpoint.config).read_config(checkpoint.config)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    return dataclasses.replace(config, dtype=dtype or own_dtype(checkpoint.config))
+    return config.with_weight_dtype(dtype or own_dtype(checkpoint.config))
 
 
 def _weights(config: ModelConfig) -> dict[str, int]:
     import jax
 
     from jaxinfer.models import param_shapes
+    from jaxinfer.ops import is_quantized
 
-    leaves = jax.tree.leaves(param_shapes(config))
+    shapes = param_shapes(config)
+    weights, leaves = jax.tree.leaves(shapes, is_leaf=is_quantized), jax.tree.leaves(shapes)
     return {
-        "num_params": sum(math.prod(leaf.shape) for leaf in leaves),
+        "num_params": sum(math.prod(weight.shape) for weight in weights),
         "params_bytes": sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves),
     }
 

@@ -18,7 +18,7 @@ from jaxinfer.loading.known_models import DEFAULT_MODEL, KNOWN_MODELS
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_model_name(parser, f"default {DEFAULT_MODEL}, where it is pulled")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8"), help="of the weights")
     parser.add_argument(
         "--context", type=int, metavar="N", help="positions to budget for; default: as trained"
     )

@@ -20,7 +20,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Declares --model, --dtype and --kv-window."""
     add_model_name(parser, f"default {DEFAULT_MODEL}, fetched when missing")
     parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), help="of the weights; default: the checkpoint's own"
+        "--dtype",
+        choices=("float32", "bfloat16", "int8"),
+        help="of the weights; int8: a scale for each output channel; default: the checkpoint's own",
     )
     add_kv_window(parser)
 

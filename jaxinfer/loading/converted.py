@@ -139,9 +139,10 @@ def _code_digest() -> str:
     """Covers what decides the params of a checkpoint, so that a changed library never reads old ones."""
     import jaxinfer.loading
     import jaxinfer.models
+    import jaxinfer.ops
 
     digest = hashlib.sha256()
-    for package in (jaxinfer.loading, jaxinfer.models):
+    for package in (jaxinfer.loading, jaxinfer.models, jaxinfer.ops):
         for path in sorted(Path(package.__path__[0]).glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()

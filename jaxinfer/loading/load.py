@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +24,10 @@ def load(
     """Returns the model of a known name, a directory with safetensors, or a .gguf file.
 
     Args:
-      dtype: of the weights, "float32" or "bfloat16"; None: the checkpoint's own as its config says, or as
-        its tensors are stored; bfloat16 for a quantised GGUF file and for float16, which overflows in these
-        models.
+      dtype: of the weights, "float32", "bfloat16" or "int8"; None: the checkpoint's own as its config says,
+        or as its tensors are stored; bfloat16 for a quantised GGUF file and for float16, which overflows in
+        these models. "int8" stores matrices as int8 with a scale for each output channel, the embedding
+        among them; everything else is as in bfloat16, an image tower too.
       kv_window: whether sliding layers drop rows behind their window; None: as the environment variable
         `JAXINFER_KV_WINDOW` says, read now.
 
@@ -37,12 +37,12 @@ def load(
       ModelNotPulledError: a known model that is not in the cache: `jaxinfer pull` fetches it.
     """
     # Imported here: these import jax, which the rest of this package does without.
-    from jaxinfer.config import DTYPES
+    from jaxinfer.config import WEIGHT_DTYPES
     from jaxinfer.models import Model, WeightsError, assemble_vision, family_of
     from jaxinfer.state import KvWindowPolicy
 
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"load(dtype=...) must be one of {DTYPES} or None; got {dtype!r}")
+    if dtype is not None and dtype not in WEIGHT_DTYPES:
+        raise ValueError(f"load(dtype=...) must be one of {WEIGHT_DTYPES} or None; got {dtype!r}")
     path = resolve(name_or_path)
     checkpoint = open_checkpoint(path)
     try:
@@ -50,7 +50,7 @@ def load(
         config = family.read_config(checkpoint.config)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    config = dataclasses.replace(config, dtype=dtype or own_dtype(checkpoint.config))
+    config = config.with_weight_dtype(dtype or own_dtype(checkpoint.config))
     try:
         params = _decoder_params(config, family, checkpoint)
         vision = assemble_vision(config, family, checkpoint.source)
@@ -76,7 +76,7 @@ def _decoder_params(config: ModelConfig, family: Family, checkpoint: Checkpoint)
 
     if not isinstance(checkpoint.source, GgufSource):  # others are stored as they are used: read them
         return assemble_params(config, family, checkpoint.source)
-    path = converted_path(checkpoint.fingerprint, config.dtype)
+    path = converted_path(checkpoint.fingerprint, config.weight_dtype)
     kept = read_converted(path, param_shapes(config))
     if kept is not None:
         return kept

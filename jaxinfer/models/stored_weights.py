@@ -12,7 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 import jax
+import ml_dtypes
 import numpy as np
+
+from jaxinfer.ops import QuantizedWeight, Weight, is_quantized, quantize_into
 
 _Params = TypeVar("_Params")  # a pytree; as `recipe` its leaves are `StoredWeight`s
 
@@ -63,10 +66,19 @@ class StoredWeight:
         self.tensors, self.names, self.shapes = tensors, tuple(names), tuple(shapes)
         self.put, self.offset = put, offset
 
-    def read(self, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        """Returns the weight with the leaf's shape and dtype."""
-        dtype = np.dtype(leaf.dtype)
-        out = _aligned_empty(leaf.shape, dtype)
+    def read(self, leaf: jax.ShapeDtypeStruct | QuantizedWeight) -> Weight:
+        """Returns the weight with the leaf's shape and dtype; a quantised one is read in bfloat16 first."""
+        if isinstance(leaf, QuantizedWeight):
+            weight = self._read(leaf.shape, np.dtype(ml_dtypes.bfloat16))
+            values = _aligned_empty(leaf.shape, np.dtype(np.int8))
+            scale = _aligned_empty(leaf.shape[:-1], np.dtype(np.float32))
+            quantize_into(values, scale, weight)
+            return QuantizedWeight(jax.device_put(values), jax.device_put(scale))
+        # On a CPU without a copy: nobody else holds the buffer.
+        return jax.device_put(self._read(leaf.shape, np.dtype(leaf.dtype)))
+
+    def _read(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        out = _aligned_empty(shape, dtype)
         if self.put is None:
             self.tensors.read(self.names[0], dtype, out)
         else:
@@ -74,7 +86,7 @@ class StoredWeight:
                 self.put(out, index, self.tensors.read(name, dtype))
         if self.offset:
             out += dtype.type(self.offset)
-        return jax.device_put(out)  # on a CPU without a copy: nobody else holds `out`
+        return out
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -128,8 +140,9 @@ def check(
 
 
 def read(recipe: _Params, shapes: _Params) -> _Params:
-    """Returns the arrays of a recipe; `shapes` is the same pytree of `jax.ShapeDtypeStruct`s."""
-    leaves, structure = jax.tree.flatten(shapes)
+    """Returns the arrays of a recipe; `shapes` is the same pytree of `jax.ShapeDtypeStruct`s, or
+    of quantised weights of such."""
+    leaves, structure = jax.tree.flatten(shapes, is_leaf=is_quantized)
     weights = structure.flatten_up_to(recipe)
     with ThreadPoolExecutor(_READERS) as pool:
         arrays = list(pool.map(lambda pair: pair[0].read(pair[1]), zip(weights, leaves, strict=True)))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.config import LayerConfig, ModelConfig
-from jaxinfer.ops import AttentionImplementation, apply_rope, linear, rms_norm, span_attention
+from jaxinfer.ops import AttentionImplementation, Weight, apply_rope, linear, rms_norm, span_attention
 from jaxinfer.state import AttentionState, Rows, Step
 
 RopeTables = tuple[jax.Array, jax.Array]
@@ -26,8 +26,8 @@ class AttentionParams:
       q_norm: float32 [H], or None; k_norm: likewise.
     """
 
-    qkv: jax.Array
-    out: jax.Array
+    qkv: Weight
+    out: Weight
     q_norm: jax.Array | None = None
     k_norm: jax.Array | None = None
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.config import GatedDeltaConfig, ModelConfig
-from jaxinfer.ops import causal_conv, conv_history, gated_delta_chunk, linear, rms_norm
+from jaxinfer.ops import Weight, causal_conv, conv_history, gated_delta_chunk, linear, rms_norm
 from jaxinfer.state import GatedDeltaState, Step
 
 
@@ -28,12 +28,12 @@ class GatedDeltaParams:
       out: [D, nv * dv].
     """
 
-    in_proj: jax.Array
+    in_proj: Weight
     conv: jax.Array
     log_rate: jax.Array
     dt_bias: jax.Array
     norm: jax.Array
-    out: jax.Array
+    out: Weight
 
 
 def gated_delta(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import flax.struct
 import jax
 
-from jaxinfer.ops import linear
+from jaxinfer.ops import Weight, linear
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -25,8 +25,8 @@ class MlpParams:
       down: [D, F].
     """
 
-    gate_up: jax.Array
-    down: jax.Array
+    gate_up: Weight
+    down: Weight
 
 
 def mlp(params: MlpParams, x: jax.Array, activation: str) -> jax.Array:

@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxinfer.config import MoeConfig
 from jaxinfer.nn.mlp import ACTIVATIONS, MlpParams, mlp
-from jaxinfer.ops import linear, routed_mlp
+from jaxinfer.ops import Weight, linear, routed_mlp
 
 
 @flax.struct.dataclass
@@ -25,8 +25,8 @@ class MoeParams:
     """
 
     router: jax.Array
-    gate_up: jax.Array
-    down: jax.Array
+    gate_up: Weight
+    down: Weight
     shared: MlpParams | None = None
     shared_gate: jax.Array | None = None
 

@@ -12,11 +12,21 @@ from jaxinfer.ops.gated_delta import (
 )
 from jaxinfer.ops.linear import embed, linear
 from jaxinfer.ops.norms import layer_norm, rms_norm
+from jaxinfer.ops.quantized_weight import (
+    QuantizedWeight,
+    Weight,
+    is_quantized,
+    quantize,
+    quantize_into,
+    quantized_shape,
+)
 from jaxinfer.ops.rope import apply_rope, inverse_frequencies, rope_tables
 from pallas_kernels.compat import target_platform
 
 __all__ = [
     "AttentionImplementation",
+    "QuantizedWeight",
+    "Weight",
     "apply_rope",
     "attention_implementations",
     "causal_conv",
@@ -27,8 +37,12 @@ __all__ = [
     "gated_delta_implementations",
     "gated_delta_step",
     "inverse_frequencies",
+    "is_quantized",
     "layer_norm",
     "linear",
+    "quantize",
+    "quantize_into",
+    "quantized_shape",
     "rms_norm",
     "rope_tables",
     "routed_mlp",

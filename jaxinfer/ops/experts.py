@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.ops.linear import linear
+from jaxinfer.ops.quantized_weight import QuantizedWeight, Weight
 from pallas_kernels.compat import target_platform
 
 ExpertsImplementation = Literal["blocked", "ragged"]
@@ -29,8 +30,8 @@ _FEW_ROWS = 8
 
 def routed_mlp(
     x: jax.Array,
-    gate_up: jax.Array,
-    down: jax.Array,
+    gate_up: Weight,
+    down: Weight,
     expert_ids: jax.Array,
     weights: jax.Array,
     *,
@@ -44,8 +45,8 @@ def routed_mlp(
 
     Args:
       x: [N, D], cast to the weights' dtype.
-      gate_up: [E, 2, F, D]: gate, then up.
-      down: [E, D, F].
+      gate_up: [E, 2, F, D]: gate, then up; may be quantised, and has no gradient then.
+      down: [E, D, F], as `gate_up`.
       expert_ids: int32 [N, k], distinct in a row; one outside 0..E-1 makes its row NaN.
       weights: float32 [N, k].
       activation: elementwise.
@@ -70,7 +71,7 @@ def routed_mlp(
 
 
 def _check_shapes(
-    x: jax.Array, gate_up: jax.Array, down: jax.Array, expert_ids: jax.Array, weights: jax.Array
+    x: jax.Array, gate_up: Weight, down: Weight, expert_ids: jax.Array, weights: jax.Array
 ) -> None:
     num_rows, embed_dim = x.shape
     num_experts, _, mlp_dim, _ = gate_up.shape
@@ -102,7 +103,14 @@ def _routed_forward(form, x, gate_up, down, expert_ids, weights):
 
 def _routed_backward(form, saved, out_grad):
     x, gate_up, down, expert_ids, weights = saved
-    if form.implementation == "ragged":
+    if isinstance(gate_up, QuantizedWeight):
+
+        def of_rows(x, weights):
+            return _ragged(form, x, gate_up, down, expert_ids, weights)
+
+        x_grad, weights_grad = jax.vjp(of_rows, x, weights)[1](out_grad)
+        gate_up_grad = down_grad = None
+    elif form.implementation == "ragged":
 
         def ragged(x, gate_up, down, weights):
             return _ragged(form, x, gate_up, down, expert_ids, weights)
@@ -128,8 +136,8 @@ def _folded(form: _Form) -> Callable[..., jax.Array]:
 
     @folded.def_vmap
     def rule(axis_size, in_batched, *args):
-        if in_batched[1] or in_batched[2]:  # banks that differ share nothing
-            axes = tuple(0 if batched else None for batched in in_batched)
+        if any(jax.tree.leaves(in_batched[1:3])):  # banks that differ share nothing
+            axes = tuple(jax.tree.map(lambda batched: 0 if batched else None, in_batched))
             return jax.vmap(jax.custom_batching.sequential_vmap(run), axes)(*args), True
 
         def fold(arg: jax.Array, batched: bool) -> jax.Array:
@@ -171,7 +179,7 @@ def _segments(expert_ids: jax.Array, num_experts: int) -> _Segments:
     )
 
 
-def _for_each_expert(segments: _Segments, gate_up: jax.Array, down: jax.Array, carry, body: Callable):
+def _for_each_expert(segments: _Segments, gate_up: Weight, down: Weight, carry, body: Callable):
     """Runs `carry = body(carry, expert, start, its gate_up, its down)` over the segments, in order."""
 
     def step(loop):
@@ -179,7 +187,9 @@ def _for_each_expert(segments: _Segments, gate_up: jax.Array, down: jax.Array, c
         # bfloat16 bank out of the loop.
         start, *banks = lax.optimization_barrier((loop[0], gate_up, down))
         expert = segments.expert[start]
-        one_gate_up, one_down = (lax.dynamic_index_in_dim(bank, expert, 0, False) for bank in banks)
+        one_gate_up, one_down = jax.tree.map(
+            lambda bank: lax.dynamic_index_in_dim(bank, expert, 0, False), tuple(banks)
+        )
         return segments.ends[expert], body(loop[1], expert, start, one_gate_up, one_down)
 
     num_pairs = segments.expert.shape[0]
@@ -201,7 +211,7 @@ def _for_each_block(start: jax.Array, end: jax.Array, num_rows: int, carry, body
 
 
 def _expert(
-    activation: Callable[[jax.Array], jax.Array], x: jax.Array, gate_up: jax.Array, down: jax.Array
+    activation: Callable[[jax.Array], jax.Array], x: jax.Array, gate_up: Weight, down: Weight
 ) -> jax.Array:
     """One expert's output, float32 [rows, D]."""
     projected = linear(x, gate_up)
@@ -211,8 +221,8 @@ def _expert(
 def _blocked(
     form: _Form,
     x: jax.Array,
-    gate_up: jax.Array,
-    down: jax.Array,
+    gate_up: Weight,
+    down: Weight,
     expert_ids: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
@@ -290,8 +300,8 @@ def _blocked_backward(form, x, gate_up, down, expert_ids, weights, out_grad):
 def _ragged(
     form: _Form,
     x: jax.Array,
-    gate_up: jax.Array,
-    down: jax.Array,
+    gate_up: Weight,
+    down: Weight,
     expert_ids: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
@@ -303,7 +313,14 @@ def _ragged(
         precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
         preferred_element_type=jnp.float32,
     )
-    gate, up = (dot(rows, jnp.swapaxes(gate_up[:, part], 1, 2)) for part in (0, 1))
-    mixed = (form.activation(gate) * up).astype(down.dtype)
-    out = dot(mixed, jnp.swapaxes(down, 1, 2))
+
+    def project(rows: jax.Array, bank: Weight, part: int | None) -> jax.Array:
+        index = (slice(None),) if part is None else (slice(None), part)
+        if not isinstance(bank, QuantizedWeight):
+            return dot(rows, jnp.swapaxes(bank[index], 1, 2))
+        values = bank.values[index].astype(bank.dtype)
+        return dot(rows, jnp.swapaxes(values, 1, 2)) * bank.scale[index][segments.expert]
+
+    gate, up = (project(rows, gate_up, part) for part in (0, 1))
+    out = project((form.activation(gate) * up).astype(down.dtype), down, None)
     return _summed(out, segments.rank, weights)

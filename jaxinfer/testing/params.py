@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxinfer.config import ModelConfig
 from jaxinfer.models import DecoderParams, VisionParams, param_shapes, vision_param_shapes
+from jaxinfer.ops import QuantizedWeight, Weight, is_quantized, quantize
 
 _LOGIT_STD = 1.3
 # A tied embedding is the output projection too. Were it large, every token would predict itself, so it is
@@ -21,7 +22,9 @@ def random_params(config: ModelConfig, seed: int = 0) -> DecoderParams:
     """Returns params of `config` in its dtype, drawn from `seed`; each weight from its own name, so that a
     change of the config leaves the others as they were."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _draw(jax.tree_util.keystr(path), leaf, config, seed), param_shapes(config)
+        lambda path, leaf: _draw(jax.tree_util.keystr(path), leaf, config, seed),
+        param_shapes(config),
+        is_leaf=is_quantized,
     )
 
 
@@ -35,13 +38,18 @@ def random_vision_params(config: ModelConfig, seed: int = 0) -> VisionParams | N
     )
 
 
-def _draw(name: str, leaf: jax.ShapeDtypeStruct, config: ModelConfig, seed: int) -> jax.Array:
+def _draw(name: str, leaf: jax.ShapeDtypeStruct | QuantizedWeight, config: ModelConfig, seed: int) -> Weight:
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     mean, std = _distribution(name, leaf, config)
-    return jnp.asarray(mean + std * random.standard_normal(leaf.shape), leaf.dtype)
+    weight = mean + std * random.standard_normal(leaf.shape)
+    if isinstance(leaf, QuantizedWeight):
+        return quantize(np.asarray(weight, leaf.dtype))
+    return jnp.asarray(weight, leaf.dtype)
 
 
-def _distribution(name: str, leaf: jax.ShapeDtypeStruct, config: ModelConfig) -> tuple[float, float]:
+def _distribution(
+    name: str, leaf: jax.ShapeDtypeStruct | QuantizedWeight, config: ModelConfig
+) -> tuple[float, float]:
     if name == ".embedding":
         return 0.0, _TIED_EMBEDDING_STD if config.tie_embeddings else 0.3
     if name == ".lm_head":
