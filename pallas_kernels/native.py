@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -20,7 +21,8 @@ from pathlib import Path
 
 import jax
 import jax.ffi
-import jaxlib
+
+from pallas_kernels.compat import target_platform
 
 ENV = "PALLAS_KERNELS_NATIVE"
 BUILD_COMMAND = "python -m pallas_kernels.native"
@@ -39,15 +41,19 @@ def directory() -> Path | None:
     return (Path(base) if base else Path.home() / ".cache") / "pallas_kernels"
 
 
-def sources() -> tuple[Path, ...]:
+_PACKAGE = Path(__file__).parent
+
+
+def _sources() -> list[Path]:
     """The C++ files of the op folders."""
-    return tuple(sorted(Path(__file__).parent.glob("*/native.cc")))
+    return sorted(_PACKAGE.glob("*/native.cc"))
 
 
 def library_path(folder: Path) -> Path:
     """The library's file for these sources, this jaxlib and this CPU: another machine never loads it."""
-    setting = repr((jaxlib.__version__, platform.machine(), _cpu_features(), _FLAGS))
-    parts = [source.read_bytes() for source in sources()] + [setting.encode()]
+    setting = repr((importlib.metadata.version("jaxlib"), platform.machine(), _cpu_features(), _FLAGS))
+    files = [*sorted(_PACKAGE.glob("*.h")), *_sources()]
+    parts = [file.read_bytes() for file in files] + [setting.encode()]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     return folder / f"native-{digest}.so"
 
@@ -83,8 +89,8 @@ def build(folder: Path | None = None) -> Path:
     tune = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "native.so"
-        headers = f"-I{jax.ffi.include_dir()}"
-        command = [compiler, *_FLAGS, tune, headers, *map(str, sources()), "-o", str(made)]
+        headers = [f"-I{folder}" for folder in (jax.ffi.include_dir(), _PACKAGE.parent)]
+        command = [compiler, *_FLAGS, tune, *headers, *map(str, _sources()), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{compiler} could not compile the native kernels:\n{done.stderr.strip()}")
@@ -93,7 +99,10 @@ def build(folder: Path | None = None) -> Path:
 
 
 def unavailable() -> str | None:
-    """Returns why native kernels do not run in this process; None where they do."""
+    """Returns why native kernels do not run here; None where they do."""
+    platform = target_platform()
+    if platform != "cpu":
+        return f"compiled for CPUs; the target device is a {platform}"
     if _library() is not None:
         return None
     if directory() is None:

@@ -15,6 +15,7 @@ from jaxinfer.batch.paths import ResumeError
 from jaxinfer.batch.request import Defaults
 from jaxinfer.generation import kv_dtype
 from jaxinfer.models import Model
+from jaxinfer.ops import attention_implementations
 from jaxinfer.version import own_version
 
 
@@ -56,6 +57,7 @@ def describe_job(
             "jaxinfer": own_version(),
             "jax": jax.__version__,
             "jaxlib": importlib.metadata.version("jaxlib"),
+            "native_kernels": attention_implementations()["native"] is None,  # they round differently
             "device": jax.devices()[0].device_kind,
         },
     }

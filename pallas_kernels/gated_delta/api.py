@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from pallas_kernels import native
 from pallas_kernels.compat import target_platform
+from pallas_kernels.gated_delta.native import gated_delta_step_native
 from pallas_kernels.gated_delta.reference import checkpoints_before_scan, gated_delta_reference
 from pallas_kernels.gated_delta.xla import gated_delta_chunk_xla, gated_delta_step_xla
 
-Implementation = Literal["reference", "xla", "pallas_tpu", "pallas_gpu"]
+Implementation = Literal["reference", "xla", "native", "pallas_tpu", "pallas_gpu"]
 
 _FLOATS = (jnp.dtype("float32"), jnp.dtype("bfloat16"))
 _INT32 = jnp.dtype("int32")
@@ -143,6 +145,8 @@ def _tpu() -> ModuleType:
 
 
 def _step(form: Implementation) -> Callable:
+    if form == "native":
+        return gated_delta_step_native
     return _tpu().gated_delta_step_tpu if form == "pallas_tpu" else gated_delta_step_xla
 
 
@@ -152,7 +156,7 @@ def _device_refusal(implementation: Implementation) -> str | None:
     if implementation == "pallas_tpu":
         platform = target_platform()
         return None if platform == "tpu" else f"it runs on TPU; this is {platform}"
-    return None
+    return native.unavailable() if implementation == "native" else None
 
 
 def _refusal(implementation: Implementation, key: jax.Array, value: jax.Array) -> str | None:
@@ -160,6 +164,8 @@ def _refusal(implementation: Implementation, key: jax.Array, value: jax.Array) -
     reason = _device_refusal(implementation)
     if reason is None and implementation == "pallas_tpu":
         return _tpu().unsupported(key, value)
+    if reason is None and implementation == "native" and value.shape[1] > 1:
+        return "it takes one column at a time"
     return reason
 
 
@@ -167,7 +173,11 @@ def _form(
     name: str, implementation: Implementation | None, key: jax.Array, value: jax.Array
 ) -> Implementation:
     if implementation is None:
-        return "pallas_tpu" if _refusal("pallas_tpu", key, value) is None else "xla"
+        kernels: tuple[Implementation, ...] = ("pallas_tpu", "native")
+        for kernel in kernels:
+            if _refusal(kernel, key, value) is None:
+                return kernel
+        return "xla"
     if implementation not in get_args(Implementation):
         raise ValueError(
             f"{name}(implementation=...) must be one of {get_args(Implementation)} or None; "

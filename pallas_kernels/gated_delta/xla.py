@@ -208,21 +208,41 @@ def gated_delta_step_xla(
     initial_state: jax.Array,
     lengths: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns (output, the state after the one column); see `gated_delta_step`.
+    """Returns (output, the state after the one column); see `gated_delta_step`."""
+    column = step_inputs(query, key, value, log_decay, beta, lengths)
+    out, state = advance(column, initial_state)
+    return out[:, None].astype(value.dtype), state
 
-    The updated state's readout is taken from the old one, S'^T q = e^g S^T q + <k, q> w, so that one pass
-    reads the state for both products and one pass updates it, in place where the caller donates it.
-    """
+
+def step_inputs(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    log_decay: jax.Array,
+    beta: jax.Array,
+    lengths: jax.Array | None,
+) -> tuple[jax.Array, ...]:
+    """Returns one column as the rule uses it, float32: scaled queries and unit keys [B, nv, dk], values
+    [B, nv, dv], decays and beta [B, nv]."""
     groups = value.shape[2] // key.shape[2]
     columns = real_columns(query, key, value, log_decay, beta, lengths)
     query, key, value, log_decay, beta = (x[:, 0].astype(jnp.float32) for x in columns)
     query, key = (jnp.repeat(x, groups, axis=1) for x in (scaled_queries(query), unit_rows(key)))
-    decay, beta = jnp.exp(log_decay)[..., None], beta[..., None]
-    reads = decay[..., None] * _dot(jnp.stack([key, query], axis=2), initial_state)  # [B, nv, 2, dv]
+    return query, key, value, jnp.exp(log_decay), beta
+
+
+def advance(column: tuple[jax.Array, ...], state: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns (output [B, nv, dv], state [B, nv, dk, dv]) after the column of `step_inputs`.
+
+    The updated state's readout is taken from the old one, S'^T q = e^g S^T q + <k, q> w, so that one pass
+    reads the state for both products and one pass updates it, in place where the caller donates it.
+    """
+    query, key, value, decay, beta = column
+    decay, beta = decay[..., None], beta[..., None]
+    reads = decay[..., None] * _dot(jnp.stack([key, query], axis=2), state)  # [B, nv, 2, dv]
     written = beta * (value - reads[:, :, 0])
     out = reads[:, :, 1] + jnp.sum(key * query, axis=-1, keepdims=True) * written
-    state = decay[..., None] * initial_state + key[..., :, None] * written[..., None, :]
-    return out[:, None].astype(columns[2].dtype), state
+    return out, decay[..., None] * state + key[..., :, None] * written[..., None, :]
 
 
 def _dot(left: jax.Array, right: jax.Array) -> jax.Array:

@@ -127,8 +127,6 @@ def _device_refusal(implementation: Implementation) -> str | None:
     if implementation == "pallas_tpu":
         return pallas_tpu_refusal()
     if implementation == "native":
-        if platform != "cpu":
-            return f"it is compiled for CPUs; the target device is a {platform}"
         return native.unavailable()
     return None
 

@@ -6,15 +6,13 @@
 #include <atomic>
 #include <climits>
 #include <cmath>
-#include <condition_variable>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <mutex>
 #include <new>
 #include <type_traits>
 #include <vector>
 
+#include "pallas_kernels/native_tasks.h"
 #include "xla/ffi/api/ffi.h"
 
 #if defined(__AVX512F__)
@@ -550,7 +548,7 @@ void run_task(const Problem<T>& p, int64_t index, Scratch& s) {
 }
 
 template <typename T>
-void run_tasks(const Problem<T>& p, std::atomic<int64_t>& next, int64_t num_tasks) {
+void take_tasks(const Problem<T>& p, std::atomic<int64_t>& next, int64_t num_tasks) {
   thread_local Scratch scratch;
 #if HAS_AMX
   if constexpr (std::is_same_v<T, uint16_t>) {
@@ -563,39 +561,6 @@ void run_tasks(const Problem<T>& p, std::atomic<int64_t>& next, int64_t num_task
   }
 #endif
   for (int64_t i; (i = next.fetch_add(1)) < num_tasks;) run_task<FloatProducts<T>, T>(p, i, scratch);
-}
-
-// Runs the tasks on the calling thread and on whichever pool threads are free. The caller never waits for a
-// thread that has not begun, so a busy pool costs time only.
-template <typename T>
-void run(const Problem<T>& p, ffi::ThreadPool pool) {
-  const int64_t num_tasks = p.batch * p.kv_heads * p.q_blocks;
-  struct Shared {
-    std::atomic<int64_t> next{0};
-    std::mutex mutex;
-    std::condition_variable done;
-    int working = 0;
-    bool closed = false;
-  };
-  auto shared = std::make_shared<Shared>();
-  const int64_t others = std::min<int64_t>(pool.num_threads(), num_tasks) - 1;
-  for (int64_t i = 0; i < others; ++i) {
-    pool.Schedule([shared, &p, num_tasks] {
-      {
-        std::lock_guard<std::mutex> lock(shared->mutex);
-        if (shared->closed) return;
-        shared->working += 1;
-      }
-      run_tasks(p, shared->next, num_tasks);
-      std::lock_guard<std::mutex> lock(shared->mutex);
-      shared->working -= 1;
-      shared->done.notify_one();
-    });
-  }
-  run_tasks(p, shared->next, num_tasks);
-  std::unique_lock<std::mutex> lock(shared->mutex);
-  shared->closed = true;
-  shared->done.wait(lock, [&] { return shared->working == 0; });
 }
 
 template <typename T, ffi::DataType kType>
@@ -620,7 +585,8 @@ ffi::Error attend(ffi::ThreadPool pool, ffi::Buffer<kType> query, ffi::Buffer<kT
   while (p.batch * p.kv_heads * ((p.q_len + p.block_q - 1) / p.block_q) < wanted && p.block_q * p.groups > 64)
     p.block_q = (p.block_q + 1) / 2;
   p.q_blocks = (p.q_len + p.block_q - 1) / p.block_q;
-  run(p, pool);
+  const int64_t num_tasks = p.batch * p.kv_heads * p.q_blocks;
+  pallas_kernels::run_tasks(pool, num_tasks, [&](std::atomic<int64_t>& next) { take_tasks(p, next, num_tasks); });
   return ffi::Error::Success();
 }
 
