@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from jaxinfer.ops.quantized_weight import QuantizedWeight, Weight
 from pallas_kernels.compat import target_platform
+from pallas_kernels.dense import dense_native, takes
 
 # XLA's CPU matmul for bfloat16 is pathological with few rows (1 to 5 GFLOP/s for one row); with eight or
 # more, and the weight as the left operand, it streams the weight at memory speed.
@@ -35,15 +36,22 @@ def linear(x: jax.Array, weight: Weight) -> jax.Array:
     out_shape = weight.shape[:-1]
     matrix = weight.reshape(-1, weight.shape[-1])
     rows = x.reshape(-1, x.shape[-1]).astype(weight.dtype)
-    out = _few_rows(rows, matrix) if _is_few(rows, matrix) else _many_rows(rows, matrix)
+    if takes(rows.shape[0], matrix):
+        out = dense_native(rows.astype(jnp.float32), matrix)
+    else:
+        out = _few_rows(rows, matrix) if _is_few(rows, matrix) else _many_rows(rows, matrix)
     return out.reshape(*x.shape[:-1], *out_shape)
 
 
 def _quantized_linear(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
     matrix = weight.values.reshape(-1, weight.shape[-1])
     rows = x.reshape(-1, x.shape[-1])
-    few = rows.shape[0] <= _MAX_SPLIT_ROWS and target_platform() == "cpu"
-    out = (_few_rows_int8 if few else _many_rows_int8)(rows.astype(jnp.float32), matrix)
+    if takes(rows.shape[0], matrix):
+        product = dense_native
+    else:
+        few = rows.shape[0] <= _MAX_SPLIT_ROWS and target_platform() == "cpu"
+        product = _few_rows_int8 if few else _many_rows_int8
+    out = product(rows.astype(jnp.float32), matrix)
     out = out.reshape(*x.shape[:-1], *weight.shape[:-1])
     return out * weight.scale
 
