@@ -1,4 +1,4 @@
-"""When the kernel is the form to take; the callers hold the XLA forms, which depend on how weights are kept."""
+"""When the kernel is the form to take; callers hold the XLA forms, which depend on how weights are kept."""
 
 from __future__ import annotations
 
