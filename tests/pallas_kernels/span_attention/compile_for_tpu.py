@@ -7,9 +7,11 @@ Needs libtpu. Runs in its own process: a compiler abort ends it, and its setting
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
+from collections.abc import Callable
 
 os.environ.update(
     JAX_PLATFORMS="cpu",
@@ -25,7 +27,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pallas_kernels.span_attention import span_attention
+from pallas_kernels.span_attention import paged_span_attention, span_attention
 
 # name: (T, N, K, S, H, dtype, options)
 CASES = {
@@ -35,12 +37,17 @@ CASES = {
     "head_dim 256, few queries": (16, 4, 1, 700, 256, jnp.bfloat16, {}),
     "head_dim 256, float32": (512, 4, 1, 1024, 256, jnp.float32, {}),
 }
+# name: (C, N, K, H, dtype); 8 sequences of 16 pages of 128 rows
+PAGED_CASES = {
+    "paged decode": (8, 8, 1, 128, jnp.bfloat16),
+    "paged mixed, head_dim 64": (64, 8, 2, 64, jnp.float32),
+    "paged prefill, head_dim 256": (256, 16, 4, 256, jnp.bfloat16),
+}
 
 
-def compile_case(mesh: Mesh, case: tuple, **kwargs) -> str:
+def compile_attention(mesh: Mesh, case: tuple) -> str:
     """The optimised program's text."""
     q_len, num_q_heads, num_kv_heads, kv_len, head_dim, dtype, options = case
-    everywhere = NamedSharding(mesh, PartitionSpec())
     shapes = [
         ((2, q_len, num_q_heads, head_dim), dtype),
         ((2, num_kv_heads, kv_len, head_dim), dtype),
@@ -48,10 +55,24 @@ def compile_case(mesh: Mesh, case: tuple, **kwargs) -> str:
         ((2, q_len), jnp.int32),
         ((2, q_len), jnp.int32),
     ]
+    return _compiled(mesh, functools.partial(span_attention, **options), shapes)
+
+
+def compile_paged(mesh: Mesh, case: tuple) -> str:
+    """The optimised program's text."""
+    columns, num_q_heads, num_kv_heads, head_dim, dtype = case
+    pages = ((64, num_kv_heads, 128, head_dim), dtype)
+    integers = [((8, 16), jnp.int32), *[((columns,), jnp.int32)] * 3]
+    shapes = [((columns, num_q_heads, head_dim), dtype), pages, pages, *integers]
+    return _compiled(mesh, paged_span_attention, shapes)
+
+
+def _compiled(mesh: Mesh, function: Callable, shapes: list[tuple]) -> str:
+    everywhere = NamedSharding(mesh, PartitionSpec())
     arrays = [jax.ShapeDtypeStruct(*shape, sharding=everywhere) for shape in shapes]
 
     def attend(*arrays):
-        return span_attention(*arrays, softmax_scale=0.125, implementation="pallas_tpu", **options)
+        return function(*arrays, softmax_scale=0.125, implementation="pallas_tpu")
 
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return jax.jit(attend).trace(*arrays).lower(lowering_platforms=("tpu",)).compile().as_text()
@@ -60,8 +81,9 @@ def compile_case(mesh: Mesh, case: tuple, **kwargs) -> str:
 def main(topology: str) -> None:
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     mesh = Mesh(np.array(devices[:1]), ("x",))
-    for name, case in CASES.items():
-        text = compile_case(mesh, case)
+    texts = {name: compile_attention(mesh, case) for name, case in CASES.items()}
+    texts |= {name: compile_paged(mesh, case) for name, case in PAGED_CASES.items()}
+    for name, text in texts.items():
         kernels = text.count('custom_call_target="tpu_custom_call"')
         print(json.dumps({"case": name, "kernels": kernels}), flush=True)
 
