@@ -22,6 +22,9 @@ class ContenderError(RuntimeError):
     """A worker that failed, died or did not answer in time; the message says which and why."""
 
 
+NATIVE = "native"  # this library with the kernels of `python -m pallas_kernels.native`
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """One line of a result: a library in one dtype and one way of running it.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender import Contender, ContenderError, Entry
+from benchmarks.contender import NATIVE, Contender, ContenderError, Entry
 from benchmarks.machine import HUGE_PAGES, ROOT, machine_record, pin_threads, wait_until_quiet
 from benchmarks.peers import LLAMA_CPP, OWN, PEER_DTYPES, TRANSFORMERS, ModelFile, Peers
 from benchmarks.rounds import Conditions, Measured, measure, ratio
@@ -107,7 +107,9 @@ class Harness:
         self._write()
 
     def _entries(self) -> list[Entry]:
-        return [*(Entry(OWN, dtype) for dtype in self._args.dtypes), *self._peers.entries(self._model)]
+        modes = ("", NATIVE) if self._args.native else ("",)
+        own = [Entry(OWN, dtype, mode) for dtype in self._args.dtypes for mode in modes]
+        return [*own, *self._peers.entries(self._model)]
 
     def _started(self, entries: Iterable[Entry]) -> Iterable[Contender]:
         for entry in entries:
@@ -127,7 +129,7 @@ class Harness:
             yield contender
 
     def _measure_prefill(self, contenders: list[Contender]) -> None:
-        able = [contender for contender in contenders if not contender.entry.mode]
+        able = [contender for contender in contenders if contender.entry.mode in ("", NATIVE)]
         for length in self._args.prefill:
             arguments = {"tokens": self._tokens(able, length), "runs": max(1, 512 // length)}
             self._say(f"prefill {length}")
@@ -141,7 +143,9 @@ class Harness:
                 self._say(f"decode, batch {batch}, context {context}")
                 # The steps that are timed end at the context, so that it also is the capacity.
                 prompt = self._tokens(contenders, context - steps)
-                chosen = [c for c in contenders if not c.entry.mode or self._is_chosen(context, batch)]
+                chosen = [
+                    c for c in contenders if c.entry.mode in ("", NATIVE) or self._is_chosen(context, batch)
+                ]
                 able = [c for c in chosen if self._begins(c, tokens=prompt, batch=batch, steps=steps)]
                 found = measure(able, "decode", {"steps": steps}, self._conditions)
                 what = {"measure": "decode", "context": context, "batch": batch, "steps": steps}
@@ -276,6 +280,7 @@ def _parser() -> argparse.ArgumentParser:
         default=["bfloat16", "float32"],
         help="of the weights; the first is started too",
     )
+    add("--native", action="store_true", help="also with the compiled native kernels")
     add("--out", help="default: benchmarks/results/end_to_end-MODEL-jaxVERSION.json")
     both = [TRANSFORMERS, LLAMA_CPP]
     add("--peers", nargs="*", choices=both, default=both, help="none: --peers alone")

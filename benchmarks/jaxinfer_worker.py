@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -10,11 +11,13 @@ import jax
 import jaxlib
 
 import jaxinfer as ji
+from benchmarks.contender import NATIVE
 from benchmarks.worker import peak_bytes, serve
 from jaxinfer.generation import kv_dtype
 from jaxinfer.measuring.compiles import CompileLedger
 from jaxinfer.measuring.limits import machine_limits
 from jaxinfer.measuring.speed import DecodeClock, host_overhead_s, time_prefill
+from jaxinfer.ops import attention_implementations
 
 
 class JaxinferWorker:
@@ -83,7 +86,11 @@ def _peak() -> dict[str, Any]:
 
 
 def main() -> None:
-    name_or_path, dtype = sys.argv[1:]
+    name_or_path, dtype, mode = sys.argv[1:]
+    if mode != NATIVE:
+        os.environ["PALLAS_KERNELS_NATIVE"] = "off"
+    elif attention_implementations()["native"] is not None:
+        sys.exit(f"native kernels: {attention_implementations()['native']}")
     jax.config.update("jax_enable_compilation_cache", False)  # what is compiled here is counted and timed
     ledger = CompileLedger()
     hello = _hello()

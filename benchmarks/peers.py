@@ -84,7 +84,14 @@ class Peers:
     def command(self, entry: Entry, model: ModelFile) -> list[str]:
         """Returns the command of an entry's worker."""
         if entry.library == OWN:
-            return [sys.executable, "-m", "benchmarks.jaxinfer_worker", model.argument, entry.dtype]
+            return [
+                sys.executable,
+                "-m",
+                "benchmarks.jaxinfer_worker",
+                model.argument,
+                entry.dtype,
+                entry.mode,
+            ]
         python = self.pythons[entry.library]
         if entry.library == LLAMA_CPP:
             return [python, "-m", "benchmarks.llama_cpp_worker", model.path]

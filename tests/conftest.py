@@ -3,6 +3,7 @@
 On a GPU: `JAX_PLATFORMS=cuda python -m pytest -m gpu`.
 """
 
+import gc
 import os
 
 import hypothesis
@@ -18,6 +19,27 @@ os.environ.setdefault("PALLAS_KERNELS_NATIVE", "off")
 # The same examples on every run, so that a run says something about the change and not about luck.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
+
+
+# A Linux process may hold 65,530 memory maps and each compiled program holds a few; without one more the
+# compiler dies.
+_MOST_MAPS = 25_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_programs_do_not_pile_up():
+    """Drops the programs of earlier modules before the process runs out of memory maps."""
+    yield
+    try:
+        with open("/proc/self/maps") as maps:
+            num_maps = sum(1 for _ in maps)
+    except OSError:
+        return
+    if num_maps > _MOST_MAPS:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
