@@ -27,7 +27,7 @@ def chat(name, *turns, **options):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_fault_12_another_image_with_the_same_text_is_answered_as_from_nothing(name):
+def test_another_image_with_the_same_text_is_answered_as_from_nothing(name):
     session, _ = chat(name, ("hi", [A]))
     reply = session.edit(0, "hi", images=[B], **SHORT)
     _, cold = chat(name, ("hi", [B]))

@@ -166,7 +166,7 @@ WITH_IMAGES = [
     ids=["gemma3-keep", "gemma3-evict", "qwen3_vl"],
 )
 def test_every_turn_with_images_equals_a_cold_refill(family, policy, tmp_path):
-    tally = run_sequences(family, policy, 15, tmp_path / "saved", ImageConversations, WITH_IMAGES)
+    tally = run_sequences(family, policy, 8, tmp_path / "saved", ImageConversations, WITH_IMAGES)
     check_modes(tally, truncates=True, replays=family == "qwen3_vl" or policy.enabled)
 
 
