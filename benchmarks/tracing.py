@@ -1,4 +1,4 @@
-"""Seconds to trace and lower a deep model's steps, without weights: `python -m benchmarks.tracing`; prints JSON.
+"""Seconds to trace and lower a deep model's steps, without weights: `python -m benchmarks.tracing`; JSON.
 
 The config is Gemma 3 27B's: 62 layers, five sliding ones to each full one.
 """
