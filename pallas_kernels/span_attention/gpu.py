@@ -26,7 +26,7 @@ from pallas_kernels.span_attention import gpu_tile
 from pallas_kernels.span_attention.blocks import canonical_spans, may_hold_unread_rows, tile_extents
 from pallas_kernels.span_attention.gpu_decode import decode_attention_gpu, fits_one_tile
 from pallas_kernels.span_attention.gpu_tile import TILE_ROWS, TileMath, pad_to_multiples
-from pallas_kernels.span_attention.xla import span_attention_xla
+from pallas_kernels.span_attention.xla import pull_back
 
 MAX_HEAD_DIM = 256
 _COMPUTE_WARPGROUPS = 2
@@ -100,22 +100,7 @@ def _attend_fwd(static, *arrays):
 
 
 def _attend_bwd(static, arrays, d_out):
-    query, key, value, span_lo, span_hi, sinks = arrays
-
-    def xla(query, key, value, sinks):
-        return span_attention_xla(
-            query,
-            key,
-            value,
-            span_lo,
-            span_hi,
-            softmax_scale=static.math.softmax_scale,
-            logits_soft_cap=static.math.logits_soft_cap,
-            sinks=sinks,
-        )
-
-    d_query, d_key, d_value, d_sinks = jax.vjp(xla, query, key, value, sinks)[1](d_out)
-    return d_query, d_key, d_value, None, None, d_sinks
+    return pull_back(arrays, d_out, static.math.softmax_scale, static.math.logits_soft_cap)
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)

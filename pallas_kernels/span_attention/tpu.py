@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from pallas_kernels.compat import pallas_tpu_refusal
 from pallas_kernels.span_attention.blocks import canonical_spans
 from pallas_kernels.span_attention.tpu_schedule import make_schedule, max_steps, too_large
-from pallas_kernels.span_attention.xla import span_attention_xla
+from pallas_kernels.span_attention.xla import pull_back
 
 LANES = 128
 MAX_HEAD_DIM = 256
@@ -111,22 +111,7 @@ def _attend_fwd(static, *arrays):
 
 
 def _attend_bwd(static, arrays, d_out):
-    query, key, value, span_lo, span_hi, sinks = arrays
-
-    def xla(query, key, value, sinks):
-        return span_attention_xla(
-            query,
-            key,
-            value,
-            span_lo,
-            span_hi,
-            softmax_scale=static.softmax_scale,
-            logits_soft_cap=static.logits_soft_cap,
-            sinks=sinks,
-        )
-
-    d_query, d_key, d_value, d_sinks = jax.vjp(xla, query, key, value, sinks)[1](d_out)
-    return d_query, d_key, d_value, None, None, d_sinks
+    return pull_back(arrays, d_out, static.softmax_scale, static.logits_soft_cap)
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)

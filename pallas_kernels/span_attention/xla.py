@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +101,29 @@ def span_attention_xla(
     static = _Static(softmax_scale, logits_soft_cap, tiling or default_tiling(query, key), few)
     lo, hi = canonical_spans(span_lo, span_hi, key.shape[2])
     return _attend(static, query, key, value, lo, hi, sinks)
+
+
+def pull_back(
+    arrays: tuple[Any, ...],
+    d_out: jax.Array,
+    softmax_scale: float,
+    logits_soft_cap: float | None,
+) -> tuple[jax.Array | None, ...]:
+    """Returns the gradients of query, key, value, spans (None) and sinks: the backward pass of kernels that
+    have none of their own.
+
+    Args:
+      arrays: query, key, value, span_lo, span_hi and sinks (or None).
+      d_out: gradient of the output, [B, T, N, H].
+    """
+    query, key, value, span_lo, span_hi, sinks = arrays
+
+    def attend(query, key, value, sinks):
+        options = {"softmax_scale": softmax_scale, "logits_soft_cap": logits_soft_cap, "sinks": sinks}
+        return span_attention_xla(query, key, value, span_lo, span_hi, **options)
+
+    d_query, d_key, d_value, d_sinks = jax.vjp(attend, query, key, value, sinks)[1](d_out)
+    return d_query, d_key, d_value, None, None, d_sinks
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
