@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jaxinfer as ji
@@ -23,7 +22,6 @@ from benchmarks.chat_reuse import parser, run
 from jaxinfer.generation import kv_dtype
 from jaxinfer.generation.decode import MAX_STEPS, DecodeRun, decode_steps, first_token
 from jaxinfer.generation.prefill import prefill
-from jaxinfer.sampling import stack_sampling
 
 MODEL, CAPACITY, STEPS = "gemma3-270m", 16_384, 16
 _SHARE = 0.4  # of the bytes without eviction
@@ -46,9 +44,8 @@ def begin(model: ji.Model, policy: ji.KvWindowPolicy, prompt: Sequence[int]) -> 
     state = ji.init_state(config, capacity=CAPACITY, dtype=kv_dtype(config), kv_window=policy)
     allocated = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     logits, state = prefill(model.params, [prompt], state, config=config, donate=True)
-    most = jnp.full(1, np.iinfo(np.int32).max, jnp.int32)
-    sampling = stack_sampling([ji.Sampling()])
-    run, _ = first_token(logits, state, most, jnp.int32([-1]), sampling, None, num_top=0)
+    most = np.full(1, np.iinfo(np.int32).max, np.int32)
+    run, _ = first_token(logits, state, most, np.array([-1], np.int32), None, None, num_top=0)
     return Side(policy, run, allocated, [int(run.token[0])], [])
 
 

@@ -32,7 +32,7 @@ class DecodeRun:
       finished: rows that are done; their state stands still, bool [B].
       limit: the most tokens to sample, int32 [B].
       eos: ids that end a row, int32 [E]; -1 where there are fewer.
-      rows: how each row samples.
+      rows: how each row samples; None where every row takes the argmax.
       seen: tokens of prompt and answer, bool [B, V]; None where no row has a repetition penalty.
     """
 
@@ -42,7 +42,7 @@ class DecodeRun:
     finished: jax.Array
     limit: jax.Array
     eos: jax.Array
-    rows: RowSampling
+    rows: RowSampling | None
     seen: jax.Array | None
 
 
@@ -67,7 +67,7 @@ def first_token(
     state: DecodeState,
     limit: jax.Array,
     eos: jax.Array,
-    rows: RowSampling,
+    rows: RowSampling | None,
     seen: jax.Array | None,
     *,
     num_top: int,

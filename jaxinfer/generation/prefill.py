@@ -45,13 +45,13 @@ def prefill(
       ImageRunTooLongError: an image run that a layer reads in both directions is longer than any step;
         nothing has been computed then.
     """
-    logits = jnp.zeros((len(token_rows), config.vocab_size), jnp.float32)
+    logits = np.zeros((len(token_rows), config.vocab_size), np.float32)
     chunks = prefill_chunks(
         params, token_rows, state, config=config, donate=donate, max_chunk=max_chunk, images=images
     )
     for logits, state, _ in chunks:  # noqa: B007
         pass
-    return logits, state
+    return jnp.asarray(logits), state
 
 
 def prefill_chunks(

@@ -185,9 +185,13 @@ def continue_rows(
     padding = batch - len(rows)
     num_top = options.num_top(vocab_size)
     answers = [RowAnswer(model, row, index, options) for index, row in enumerate(rows)]
-    eos = jnp.asarray(options.eos_token_ids or (-1,), jnp.int32)
-    limit = jnp.asarray([row.max_new_tokens for row in options.rows] + [0] * padding, jnp.int32)
-    sampling = stack_sampling([row.sampling for row in options.rows] + [GREEDY] * padding)
+    # numpy: as jax arrays, each would be a small program to compile before the first token.
+    eos = np.array(options.eos_token_ids or (-1,), np.int32)
+    limit = np.array([row.max_new_tokens for row in options.rows] + [0] * padding, np.int32)
+    is_argmax = all(row.sampling.is_argmax for row in options.rows)
+    sampling = (
+        None if is_argmax else stack_sampling([row.sampling for row in options.rows] + [GREEDY] * padding)
+    )
     seen = _seen_tokens(rows, options, batch, vocab_size)
     run, block = first_token(logits, state, limit, eos, sampling, seen, num_top=num_top)
     steps = 1

@@ -15,7 +15,6 @@ from jaxinfer.generation.buckets import bucketed_capacity
 from jaxinfer.generation.decode import MAX_STEPS, DecodeRun, decode_steps, first_token
 from jaxinfer.generation.prefill import prefill
 from jaxinfer.models import Model
-from jaxinfer.sampling import Sampling, stack_sampling
 from jaxinfer.state import DecodeState, init_state, truncate
 
 
@@ -50,9 +49,9 @@ class DecodeClock:
         self._run, _ = first_token(
             logits,
             state,
-            jnp.full(batch, np.iinfo(np.int32).max, jnp.int32),
-            jnp.int32([-1]),
-            stack_sampling([Sampling()] * batch),
+            np.full(batch, np.iinfo(np.int32).max, np.int32),
+            np.array([-1], np.int32),
+            None,
             None,
             num_top=0,
         )

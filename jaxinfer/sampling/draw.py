@@ -22,7 +22,7 @@ class SampleResult:
 
 @jax.jit
 def sample(
-    logits: jax.Array, rows: RowSampling, *, index: jax.Array, seen: jax.Array | None = None
+    logits: jax.Array, rows: RowSampling | None, *, index: jax.Array, seen: jax.Array | None = None
 ) -> SampleResult:
     """Returns one token a row; where every row is greedy it costs an argmax.
 
@@ -35,7 +35,8 @@ def sample(
 
     Args:
         logits: float32 [B, V].
-        rows: the options, from `stack_sampling`.
+        rows: the options, from `stack_sampling`; None where every row is an argmax: then the rest is not even
+            compiled.
         index: int32 [B], how many tokens the row has generated so far; folded into its key.
         seen: bool [B, V], the tokens that the repetition penalty applies to, from `mark_seen`.
 
@@ -43,25 +44,26 @@ def sample(
         ValueError: a wrong dtype or shape.
     """
     _check(logits, rows, index, seen)
-    penalised = _penalise(logits, rows.repetition_penalty, seen)
+    penalised = logits if rows is None else _penalise(logits, rows.repetition_penalty, seen)
     best = jnp.max(penalised, axis=-1)
     # A CPU's vectorised maximum may pass over a NaN.
     well = jnp.isfinite(best) & ~jnp.any(jnp.isnan(penalised), axis=-1)
-    if seen is None:
-        well &= rows.repetition_penalty == 1
-    drawing = well & (rows.temperature > 0)
-    greedy = _first(penalised == best[:, None])
-    token, processed = jax.lax.cond(
-        jnp.any(drawing),
-        lambda: _draw(penalised - best[:, None], rows, index, drawing),
-        lambda: (greedy, jnp.zeros_like(best)),
-    )
-    token = jnp.where(drawing, token, greedy)
+    token, processed = _first(penalised == best[:, None]), jnp.zeros_like(best)
+    if rows is not None:
+        if seen is None:
+            well &= rows.repetition_penalty == 1
+        drawing, greedy, certain = well & (rows.temperature > 0), token, processed
+        token, processed = jax.lax.cond(
+            jnp.any(drawing),
+            lambda: _draw(penalised - best[:, None], rows, index, drawing),
+            lambda: (greedy, certain),
+        )
+        token, processed = jnp.where(drawing, token, greedy), jnp.where(drawing, processed, certain)
     raw = token_logprobs(logits, jnp.where(well, token, 0))
     return SampleResult(
         token=jnp.where(well, token, -1),
         logprob=jnp.where(well, raw, jnp.nan),
-        processed_logprob=jnp.where(well, jnp.where(drawing, processed, 0.0), jnp.nan),
+        processed_logprob=jnp.where(well, processed, jnp.nan),
     )
 
 
@@ -131,11 +133,11 @@ def mark_seen(seen: jax.Array, tokens: jax.Array, valid: jax.Array) -> jax.Array
     return seen.at[batch, jnp.where(inside, tokens, size)].set(True, mode="drop")
 
 
-def _check(logits: jax.Array, rows: RowSampling, index: jax.Array, seen: jax.Array | None) -> None:
+def _check(logits: jax.Array, rows: RowSampling | None, index: jax.Array, seen: jax.Array | None) -> None:
     if logits.ndim != 2 or logits.dtype != jnp.float32:
         raise ValueError(f"sample(logits=...) must be float32 [B, V]; got {logits.dtype} {logits.shape}")
     batch = logits.shape[0]
-    if rows.temperature.shape != (batch,):
+    if rows is not None and rows.temperature.shape != (batch,):
         raise ValueError(
             f"sample(rows=...) must have one entry for each of {batch} rows; got {rows.temperature.shape}"
         )

@@ -25,6 +25,7 @@ def kept_tokens(scaled: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Ar
       top_p: float32 [B] in (0, 1]; 1 off.
     """
     vocab_size = scaled.shape[-1]
+    scaled = jnp.where(scaled == 0, 0.0, scaled)  # -0 equals 0, but sorts and as bits lies below it
     limit = jnp.where(top_k > 0, top_k, vocab_size)
     filtered = (limit < vocab_size) | (top_p < 1)
     kept, found = _among_candidates(scaled, limit, top_p)
@@ -82,7 +83,7 @@ def _shortest_prefix(keys: jax.Array, weights: jax.Array, wanted: jax.Array) -> 
 
 
 def _sort_key(values: jax.Array) -> jax.Array:
-    """Returns uint32 in the order of float32 values; -0 and 0 share a key, as they compare equal."""
-    bits = jax.lax.bitcast_convert_type(jnp.where(values == 0, 0.0, values), jnp.uint32)
+    """Returns uint32 in the order of float32 values, which hold no -0."""
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits >= sign, ~bits, bits | sign)

@@ -48,6 +48,11 @@ class Sampling:
     repetition_penalty: float | None = None
     seed: int | None = None
 
+    @property
+    def is_argmax(self) -> bool:
+        """True where each token is the likeliest one of the unmodified logits."""
+        return self.temperature == 0 and self.repetition_penalty in (None, 1)
+
     def __post_init__(self) -> None:
         temperature = _real(self, "temperature")
         if temperature != 0 and not _LEAST <= temperature <= _MOST:

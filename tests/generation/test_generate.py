@@ -234,8 +234,9 @@ def test_compiles_are_bounded_by_the_bucket_plan_and_a_second_pass_compiles_noth
     shapes = {size for length in range(1, 201) for size in plan_prefill_buckets(length)}
     # Each shape with and without logits at the end; one capacity, so one program for the rest.
     assert new["prefill"] <= 2 * len(shapes)
-    assert new["decode"] <= 1
-    assert new["first_token"] <= 1
+    # One where every row takes the argmax, one for all that draw.
+    assert new["decode"] <= 2
+    assert new["first_token"] <= 2
     run_all()
     assert traces() == after
 

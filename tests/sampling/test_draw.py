@@ -205,6 +205,19 @@ def test_a_greedy_batch_neither_sorts_nor_draws():
     assert not costly & primitives(traced, into_branches=False)
 
 
+def test_without_options_every_row_is_the_argmax_and_no_draw_is_compiled():
+    logits, _, index = mixed_batch()
+    logits[3, 5] = np.nan
+    index = index.astype(np.int32)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        sample(logits, None, index=index),
+        draw(logits, [Sampling()] * len(logits), index=index),
+    )
+    traced = jax.make_jaxpr(lambda *a: sample(a[0], None, index=a[1]).token)(logits, index).jaxpr
+    assert not {"cond", "top_k", "random_bits"} & primitives(traced, into_branches=True)
+
+
 @pytest.mark.parametrize("batch", [1, 8])
 def test_top_k_1_on_a_tie_is_the_argmax(batch):
     logits = np.float32([1, 3, 2, 3, 3])
