@@ -45,13 +45,15 @@ def prefill(
       ImageRunTooLongError: an image run that a layer reads in both directions is longer than any step;
         nothing has been computed then.
     """
-    logits = np.zeros((len(token_rows), config.vocab_size), np.float32)
+    logits = None
     chunks = prefill_chunks(
         params, token_rows, state, config=config, donate=donate, max_chunk=max_chunk, images=images
     )
     for logits, state, _ in chunks:  # noqa: B007
         pass
-    return jnp.asarray(logits), state
+    if logits is None:  # no row has a token
+        logits = jnp.zeros((len(token_rows), config.vocab_size), jnp.float32)
+    return logits, state
 
 
 def prefill_chunks(

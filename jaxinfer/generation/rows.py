@@ -188,10 +188,9 @@ def continue_rows(
     # numpy: as jax arrays, each would be a small program to compile before the first token.
     eos = np.array(options.eos_token_ids or (-1,), np.int32)
     limit = np.array([row.max_new_tokens for row in options.rows] + [0] * padding, np.int32)
-    is_argmax = all(row.sampling.is_argmax for row in options.rows)
-    sampling = (
-        None if is_argmax else stack_sampling([row.sampling for row in options.rows] + [GREEDY] * padding)
-    )
+    sampling = None
+    if not all(row.sampling.is_argmax for row in options.rows):
+        sampling = stack_sampling([row.sampling for row in options.rows] + [GREEDY] * padding)
     seen = _seen_tokens(rows, options, batch, vocab_size)
     run, block = first_token(logits, state, limit, eos, sampling, seen, num_top=num_top)
     steps = 1

@@ -35,8 +35,8 @@ def sample(
 
     Args:
         logits: float32 [B, V].
-        rows: the options, from `stack_sampling`; None where every row is an argmax: then the rest is not even
-            compiled.
+        rows: the options, from `stack_sampling`; None where every row is the argmax of `logits`, whatever was
+            seen: then nothing else is compiled.
         index: int32 [B], how many tokens the row has generated so far; folded into its key.
         seen: bool [B, V], the tokens that the repetition penalty applies to, from `mark_seen`.
 
@@ -48,17 +48,17 @@ def sample(
     best = jnp.max(penalised, axis=-1)
     # A CPU's vectorised maximum may pass over a NaN.
     well = jnp.isfinite(best) & ~jnp.any(jnp.isnan(penalised), axis=-1)
-    token, processed = _first(penalised == best[:, None]), jnp.zeros_like(best)
+    token, processed = greedy = _first(penalised == best[:, None]), jnp.zeros_like(best)
     if rows is not None:
         if seen is None:
             well &= rows.repetition_penalty == 1
-        drawing, greedy, certain = well & (rows.temperature > 0), token, processed
-        token, processed = jax.lax.cond(
+        drawing = well & (rows.temperature > 0)
+        drawn = jax.lax.cond(
             jnp.any(drawing),
             lambda: _draw(penalised - best[:, None], rows, index, drawing),
-            lambda: (greedy, certain),
+            lambda: greedy,
         )
-        token, processed = jnp.where(drawing, token, greedy), jnp.where(drawing, processed, certain)
+        token, processed = (jnp.where(drawing, *pair) for pair in zip(drawn, greedy, strict=True))
     raw = token_logprobs(logits, jnp.where(well, token, 0))
     return SampleResult(
         token=jnp.where(well, token, -1),

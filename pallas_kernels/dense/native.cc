@@ -33,17 +33,6 @@ inline Vec widen(const float* p) {
   std::memcpy(&v, p, sizeof(v));
   return v;
 }
-#if defined(__AVX512F__)
-// Three instructions each; GCC makes dozens of the general form of the second.
-inline Vec widen(const uint16_t* p) {
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  return reinterpret_cast<Vec>(_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16)));
-}
-inline Vec widen(const int8_t* p) {
-  const __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return reinterpret_cast<Vec>(_mm512_cvtepi32_ps(wide));
-}
-#else
 inline Vec widen(const uint16_t* p) {
   HalfVec half;
   std::memcpy(&half, p, sizeof(half));
@@ -55,9 +44,14 @@ inline Vec widen(const uint16_t* p) {
 inline Vec widen(const int8_t* p) {
   ByteVec bytes;
   std::memcpy(&bytes, p, sizeof(bytes));
+#if defined(__AVX512F__)
+  // GCC 12 makes dozens of instructions of the general form.
+  const __m512i wide = _mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(bytes));
+  return reinterpret_cast<Vec>(_mm512_cvtepi32_ps(wide));
+#else
   return __builtin_convertvector(__builtin_convertvector(bytes, IntVec), Vec);
-}
 #endif
+}
 inline float widen_one(float x) { return x; }
 inline float widen_one(uint16_t x) {
   const uint32_t bits = static_cast<uint32_t>(x) << 16;

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,25 @@ _MAX_STEP_STATE_BYTES = 3 << 20  # read and written, each in two buffers: 12 MiB
 @dataclasses.dataclass(frozen=True)
 class _Static:
     interpret: Any
+
+
+class _ChunkInputs(NamedTuple):
+    """Of the prefill's kernel: arrays, block specs or refs."""
+
+    query: Any
+    key: Any
+    value: Any
+    gates: Any  # log decays and betas, [B, nv, chunks, 2, C]
+    initial: Any
+    saved: Any  # the checkpoints' buffer, which the output of that name takes over
+
+
+class _ChunkOutputs(NamedTuple):
+    """Of the prefill's kernel: shapes, block specs or refs."""
+
+    out: Any
+    state: Any  # the running state; after a row's last chunk the final one
+    saved: Any
 
 
 def unsupported(key: jax.Array, value: jax.Array) -> str | None:
@@ -152,44 +171,42 @@ def _run_chunks(static, query, key, value, log_decay, beta, initial_state, lengt
     state_spec = pl.BlockSpec((None, heads, key_dim, value_dim), state_index)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     out_shape, out_spec = _heads_spec(value.shape, heads, out_index)
-    out, state, saved = pl.pallas_call(
+    [outputs] = pl.pallas_call(
         functools.partial(_chunk_kernel, q_len=q_len, operand_dtype=_operand_dtype(query, key, value)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(batch, num_value_heads // heads, num_chunks),
             in_specs=[
-                _heads_spec(query.shape, 1, key_index)[1],
-                _heads_spec(key.shape, 1, key_index)[1],
-                _heads_spec(value.shape, heads, value_index)[1],
-                pl.BlockSpec((None, heads, None, 2, CHUNK), gates_index),
-                state_spec,
-                anywhere,
+                _ChunkInputs(
+                    query=_heads_spec(query.shape, 1, key_index)[1],
+                    key=_heads_spec(key.shape, 1, key_index)[1],
+                    value=_heads_spec(value.shape, heads, value_index)[1],
+                    gates=pl.BlockSpec((None, heads, None, 2, CHUNK), gates_index),
+                    initial=state_spec,
+                    saved=anywhere,
+                )
             ],
-            out_specs=[out_spec, state_spec, anywhere],
+            out_specs=[_ChunkOutputs(out_spec, state_spec, anywhere)],
             scratch_shapes=[pltpu.VMEM((key_dim, value_dim), jnp.float32)],
         ),
         out_shape=[
-            jax.ShapeDtypeStruct(out_shape, value.dtype),
-            jax.ShapeDtypeStruct(initial_state.shape, jnp.float32),
-            jax.ShapeDtypeStruct(saved.shape, jnp.float32),
+            _ChunkOutputs(
+                out=jax.ShapeDtypeStruct(out_shape, value.dtype),
+                state=jax.ShapeDtypeStruct(initial_state.shape, jnp.float32),
+                saved=jax.ShapeDtypeStruct(saved.shape, jnp.float32),
+            )
         ],
-        input_output_aliases={7: 2},
+        input_output_aliases={7: 2},  # `saved`, counted with the two prefetched scalars
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         interpret=static.interpret,
         name="gated_delta_chunk",
     )(
         q_len - lengths,
         columns,
-        _by_heads(query),
-        _by_heads(key),
-        _by_heads(value),
-        gates,
-        initial_state,
-        saved,
+        _ChunkInputs(_by_heads(query), _by_heads(key), _by_heads(value), gates, initial_state, saved),
     )
-    if len(out_shape) == 4:
-        return out.transpose(0, 2, 1, 3), state, saved
-    return out.reshape(value.shape), state, saved
+    out = outputs.out.transpose(0, 2, 1, 3) if len(out_shape) == 4 else outputs.out.reshape(value.shape)
+    return out, outputs.state, outputs.saved
 
 
 def _by_heads(x):
@@ -216,35 +233,20 @@ def _operand_dtype(*arrays):
     return jnp.bfloat16 if all(x.dtype == jnp.bfloat16 for x in arrays) else jnp.float32
 
 
-def _chunk_kernel(
-    padding,
-    columns,
-    query,
-    key,
-    value,
-    gates,
-    initial,
-    _,
-    out,
-    state,
-    saved,
-    staging,
-    *,
-    q_len,
-    operand_dtype,
-):
-    """One chunk of one group of value heads; `state` is the running state, `_` what `saved` holds already.
+def _chunk_kernel(padding, columns, inputs, outputs, staging, *, q_len, operand_dtype):
+    """One chunk of one group of value heads.
 
     Padding is counted, not columns: static profiles read prefetched scalars as zero, here the most work.
     """
     row, group, chunk = (pl.program_id(i) for i in range(3))
+    out, state = outputs.out, outputs.state
     count = q_len - padding[row] - chunk * CHUNK  # real columns, from this chunk's first on
     heads = state.shape[0]
     product = functools.partial(_product, dtype=operand_dtype)
 
     @pl.when(chunk == 0)
     def start():
-        state[...] = initial[...]
+        state[...] = inputs.initial[...]
 
     @pl.when(count <= 0)
     def only_padding():
@@ -252,16 +254,16 @@ def _chunk_kernel(
 
     @pl.when(count > 0)
     def real():
-        keys = _unit(_real_rows(_head(key, 0, 1), count))
-        queries = _unit(_real_rows(_head(query, 0, 1), count)) * keys.shape[1] ** -0.5
+        keys = _unit(_real_rows(_head(inputs.key, 0, 1), count))
+        queries = _unit(_real_rows(_head(inputs.query, 0, 1), count)) * keys.shape[1] ** -0.5
         both = jnp.concatenate([keys, queries])
         products = product(both, keys, contract=(1, 1))
         for head in range(heads):
-            log_decay, beta = _real_gates(gates, head, count)
+            log_decay, beta = _real_gates(inputs.gates, head, count)
             decay, from_start = _decays(log_decay)
             before = state[head]
             reads = product(both, before)
-            residual = _real_rows(_head(value, head, heads), count) - from_start * reads[:CHUNK]
+            residual = _real_rows(_head(inputs.value, head, heads), count) - from_start * reads[:CHUNK]
             below = _row_ids() > _lane_ids()
             system = jnp.where(below, beta * products[:CHUNK] * decay, 0)
             written = product(_unit_lower_inverse(system), beta * residual)
@@ -279,7 +281,7 @@ def _chunk_kernel(
                 @pl.when((column >= 0) & (column < CHUNK))
                 def save(slot=slot, column=column, head=head, state_after=state_after):
                     staging[...] = state_after(column)
-                    pltpu.sync_copy(staging, saved.at[row, slot, group * heads + head])
+                    pltpu.sync_copy(staging, outputs.saved.at[row, slot, group * heads + head])
 
 
 def _head(ref, head, heads):

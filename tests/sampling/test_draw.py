@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.sampling import RowSampling, Sampling, mark_seen, sample, stack_sampling
+from jaxinfer.sampling.filters import kept_tokens
 from tests.sampling import oracles
 from tests.sampling.rows import KINDS, draw, random_logits
 
@@ -22,6 +23,15 @@ options = st.builds(
     repetition_penalty=st.sampled_from([None, 0.5, 1.3]),
     seed=st.integers(0, 2**64 - 1),
 )
+
+
+@pytest.mark.parametrize("size", [4, 1000])
+def test_minus_zero_ties_with_zero_under_top_k_and_top_p(size):
+    scaled = np.full((2, size), -50.0, np.float32)
+    scaled[:, -4:] = [-0.0, 0.0, -0.0, 0.0]
+    kept = kept_tokens(jnp.asarray(scaled), jnp.int32([3, 0]), jnp.float32([1.0, 0.5]))
+    assert np.flatnonzero(kept[0]).tolist() == [size - 4, size - 3, size - 2]
+    assert np.flatnonzero(kept[1]).tolist() == [size - 4, size - 3]
 
 
 @settings(max_examples=100, deadline=None)
